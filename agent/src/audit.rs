@@ -148,10 +148,6 @@ impl Outcome {
 /// # Errors
 /// Unreadable kernel or store.
 pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, AuditError> {
-    if matches!(repair, Mend::All) {
-        // First: routes to endpoints use its addresses as their source.
-        life.ensure_node().await?;
-    }
     let before = life.jobs.in_flight();
     let prepared_before = life.prepared.ids();
     let snapshot = life.store.snapshot().await?;

@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 use wharf_cluster::feed::{Complete, Effects, FeedPod, Key, Kind, Refusal};
-use wharf_core::{finding::NodeProblem, kernel::PeerRoute, state::State};
+use wharf_core::state::State;
 
 use super::{
     endpoint::{Command, Handle},
@@ -104,17 +104,9 @@ impl Lifecycle {
     /// # Errors
     /// The file of nodes is refused and no earlier text of it is kept; or the kernel cannot be read.
     pub async fn load_cluster(&self, boot_id: &str) -> Result<(), ClusterError> {
-        let left = if self.cluster.feed().is_some() { self.routes_left().await? } else { Vec::new() };
+        // No node is known yet that explains them.
+        let left = if self.cluster.feed().is_some() { self.kernel.observe_peers().await? } else { Vec::new() };
         self.cluster.load(boot_id, left).await
-    }
-
-    /// Routes to other nodes that no known node explains.
-    async fn routes_left(&self) -> Result<Vec<PeerRoute>, ClusterError> {
-        let left = |problem: NodeProblem| match problem {
-            NodeProblem::PeerRoute { to, expected: None, found: Some(via) } => Some(PeerRoute { to, via }),
-            _ => None,
-        };
-        Ok(self.kernel.observe_node(&self.spec()).await?.into_iter().filter_map(left).collect())
     }
 
     /// Nodes: routes, masquerading and the networks of their containers.

@@ -30,7 +30,11 @@ pub async fn repair(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> 
     accepts_work(&node, "repair")?;
     // Runs without the client too: the kernel completes an abandoned call, perhaps after a newer one.
     let owned = Arc::clone(&node);
-    let work = async move { audit::audit(&owned.life, &owned.audit_findings, true).await };
+    let work = async move {
+        // First: routes to endpoints use its addresses as their source.
+        owned.life.ensure_node().await?;
+        audit::audit(&owned.life, &owned.audit_findings, true).await
+    };
     let done = node.life.tasks.operations.spawn(work.in_current_span()).await;
     let stopped = |_| Failure::new(wharf_api::ErrorCode::Unavailable, "repair: the agent is stopping");
     Ok(Json(done.map_err(stopped)??))

@@ -17,7 +17,7 @@ use wharf_core::{
     kernel::{
         AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelErrorKind,
         KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, MissingRoute, NatKernel, NatView, NodeKernel,
-        NodeSpec, OverlayView, PluginLink, PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
+        NodeSpec, OverlayView, PeerRoute, PluginLink, PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -41,7 +41,7 @@ use crate::{
     nat::Nat,
     netlink,
     netns::{self, NetnsThread},
-    networks, node, observe, plugin_link, ports,
+    networks, node, observe, peers, plugin_link, ports,
     program_log::ProgramLog,
     reaper::{self, Reaper, Removal},
     redirects, source_rule, speakers,
@@ -260,6 +260,10 @@ impl NodeKernel for LinuxKernel {
             Ok(OverlayView { failure: k.bpf.overlay_failure(), drops: k.bpf.overlay_drops()? })
         })
         .await
+    }
+
+    async fn observe_peers(&self) -> Result<Vec<PeerRoute>> {
+        self.blocking("observe routes to other nodes", |_| peers::list(&mut netlink::Connection::open()?)).await
     }
 
     async fn observe_networks(&self, cidrs: &[IpNet]) -> Result<NodeNetworks> {

@@ -29,6 +29,11 @@ fn by_destination(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>>
     Ok(route::to_peers(connection)?.into_iter().map(|route| (route.destination, route)).collect())
 }
 
+pub(crate) fn list(connection: &mut Connection) -> Result<Vec<PeerRoute>> {
+    let route = |route: Route| Some(PeerRoute { to: route.destination, via: route.next_hop()? });
+    Ok(route::to_peers(connection)?.into_iter().filter_map(route).collect())
+}
+
 /// Destinations of Wharf's unreachable routes.
 pub(crate) fn unreachable_to(connection: &mut Connection) -> Result<BTreeSet<IpNet>> {
     let found = route::unreachable(connection, PEER_PROTOCOL)?;

@@ -194,6 +194,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::ObservePolicy => k.observe_policy().await.map(drop),
         Operation::ObserveNode => k.observe_node(&node_spec()).await.map(drop),
         Operation::ObserveNetworks => k.observe_networks(&node_spec().cidrs).await.map(drop),
+        Operation::ObservePeers => k.observe_peers().await.map(drop),
         Operation::ObserveNetworksOf => k.observe_networks_of(&[ip]).await.map(drop),
         Operation::ObservePluginLinks => k.observe_plugin_links().await.map(drop),
         Operation::ObserveUplinks => k.observe_uplinks().await.map(drop),

@@ -86,6 +86,9 @@ pub trait NodeKernel: Send + Sync + 'static {
     /// Differences from the specification.
     async fn observe_node(&self, spec: &NodeSpec) -> Result<Vec<NodeProblem>>;
 
+    /// Routes to other nodes, without the unreachable routes behind them.
+    async fn observe_peers(&self) -> Result<Vec<PeerRoute>>;
+
     /// Empty without an overlay.
     async fn observe_overlay(&self) -> Result<OverlayView>;
 

@@ -68,6 +68,7 @@ operations! {
     ObservePolicy = "observe_policy",
     ObserveNode = "observe_node",
     ObserveNetworks = "observe_networks",
+    ObservePeers = "observe_peers",
     ObserveNetworksOf = "observe_networks_of",
     ObserveUplinks = "observe_uplinks",
     ObserveSpeakers = "observe_speakers",

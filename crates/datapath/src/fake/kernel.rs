@@ -11,7 +11,7 @@ use wharf_core::{
     ids::{ContainerId, EndpointId, Epoch},
     kernel::{
         FlowKernel, KernelDump, KernelError, KernelErrorKind, KernelFeatures, LinkRow, MapInfo, MissingRoute,
-        NatKernel, NatView, NodeKernel, NodeSpec, OverlayView, PolicyKernel, Result, RouteRow,
+        NatKernel, NatView, NodeKernel, NodeSpec, OverlayView, PeerRoute, PolicyKernel, Result, RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -208,6 +208,10 @@ impl NodeKernel for FakeKernel {
             })
         })
         .await
+    }
+
+    async fn observe_peers(&self) -> Result<Vec<PeerRoute>> {
+        self.call(Operation::ObservePeers, "node".to_owned(), |s| Ok(s.peers.list())).await
     }
 
     async fn observe_networks_of(&self, ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipnet::IpNet;
 use wharf_core::{
     finding::NodeProblem,
-    kernel::{NextHop, NodeSpec, OverlayNode, OverlaySpec},
+    kernel::{NextHop, NodeSpec, OverlayNode, OverlaySpec, PeerRoute},
 };
 
 /// Routes to other nodes, and the overlay.
@@ -87,6 +87,10 @@ impl Peers {
         }
         let left = self.unreachable.difference(&wanted.unreachable).next().copied();
         left.is_some_and(|to| self.unreachable.remove(&to))
+    }
+
+    pub(super) fn list(&self) -> Vec<PeerRoute> {
+        self.routes.iter().map(|(to, via)| PeerRoute { to: *to, via: *via }).collect()
     }
 
     pub(super) fn problems(&self, spec: &NodeSpec) -> Vec<NodeProblem> {
