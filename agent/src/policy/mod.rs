@@ -276,6 +276,7 @@ impl Policy {
             tracing::warn!(file = %self.file.display(), "the file of the policies was removed: it is written again");
             self.keep_or_warn(&mut inner, "the next start would take the policies for lost").await;
         }
+        self.keep_cluster(&mut inner).await;
         inner = self.look_at_proxy(inner).await?;
         result?;
         self.retry_rows(inner).await?;
@@ -415,6 +416,13 @@ impl Policy {
         let change = vec![Input::Documents(documents)];
         let (inner, result) = self.realize_with_addresses(inner, Terms::DOCUMENTS, change).await;
         (inner, or_lost(result))
+    }
+
+    /// An agent that was killed between the files of the feed and of policy has not written it.
+    async fn keep_cluster(&self, inner: &mut Inner) {
+        if inner.state.lacks_cluster() {
+            self.keep_or_warn(inner, "a start without the rows of the cluster feed would open containers").await;
+        }
     }
 
     /// Answers after the fsync, which may take longer than a runtime thread may be blocked.

@@ -74,6 +74,7 @@ impl Policy {
     /// Rows do not fit, also without rows of the cluster feed, or the kernel refused; the earlier rows stay.
     pub async fn start(&self) -> Result<(), PolicyError> {
         let (mut inner, mut result) = self.first_rows().await;
+        self.keep_cluster(&mut inner).await;
         if matches!(result, Err(PolicyError::Rows(_))) {
             let documents = inner.state.inputs().documents.clone();
             (inner, result) = self.fit(inner, documents).await;

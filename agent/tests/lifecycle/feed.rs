@@ -113,6 +113,25 @@ fn policies_of_the_feed_are_lost_without_rules_in_the_kernel_too() {
 }
 
 #[test]
+fn a_start_writes_that_the_feed_has_policies_if_the_last_agent_was_killed_before() {
+    let machine = machine();
+    let file = machine.config.state_dir.join("policy.json");
+    machine.life(async |agent| {
+        agent.create("c1").await;
+        put(&agent, [("a", Some(isolates("web")))]).await;
+    });
+    let kept = std::fs::read_to_string(&file).expect("read");
+    assert!(kept.contains(r#""cluster":true"#), "{kept}");
+    // As if the agent was killed after it had written the rows of the feed.
+    std::fs::write(&file, kept.replace(r#","cluster":true"#, "")).expect("written");
+    machine.life(async |agent| {
+        put(&agent, [("a", Some(isolates("web")))]).await;
+        agent.life.policy.ensure().await.expect("nothing to do");
+        assert!(std::fs::read_to_string(&file).expect("read").contains(r#""cluster":true"#), "it is written again");
+    });
+}
+
+#[test]
 fn a_kept_policy_that_this_version_cannot_read_keeps_its_rules_until_it_is_replaced() {
     let machine = machine();
     machine.life(async |agent| {

@@ -25,7 +25,7 @@ use crate::{
 };
 
 /// Networks that overlap with a CIDR: addresses, routes of the tables main and local, and, if rules lead to other
-/// tables with routes, lookups of each CIDR's first and last address.
+/// tables with routes, lookups of each CIDR's first and last address, and of each network of these tables that overlaps with one.
 ///
 /// # Errors
 /// A refusal.
@@ -62,19 +62,32 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
         }
     }
     let mut asks = rule::lead_to_other_tables(&mut connection)?;
-    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+    for family in FAMILIES {
         asks |= !table(&mut connection, family, DEFAULT)?.is_empty();
     }
+    let others = if asks { in_other_tables(&mut connection)? } else { Vec::new() };
+    let others: Vec<Found> = others.into_iter().filter(|found| shares(&found.net)).collect();
     // Many requests at once: there can be tens of thousands.
     let ends = cidrs.iter().filter(|_| asks).flat_map(|cidr| [cidr.network(), cidr.broadcast()]);
-    let ends: BTreeSet<IpAddr> = ends.collect();
+    let ends: BTreeSet<IpAddr> = ends.chain(others.iter().map(|found| found.net.network())).collect();
     for ends in ends.into_iter().collect::<Vec<_>>().chunks(LOOKUPS) {
         let questions = ends.iter().map(|ip| Request::new(RouteNetlinkMessage::GetRoute(route::question(*ip)), 0));
         for (ip, answer) in ends.iter().zip(connection.batch(questions.collect())?) {
-            if let Some(found) = found(&mut connection, *ip, answer)?
-                && found.table != u32::from(LOCAL)
-            {
-                foreign.extend(links.network(&mut connection, found)?);
+            let has_no_route = answer.as_ref().is_err_and(|refusal| refusal.is(libc::ENETUNREACH));
+            match found(&mut connection, *ip, answer)? {
+                Some(found) if found.table != u32::from(LOCAL) => {
+                    foreign.extend(links.network(&mut connection, found)?);
+                }
+                Some(_) => {}
+                None if has_no_route => {}
+                // The look-up fails for a blackhole.
+                None => {
+                    for found in
+                        others.iter().filter(|found| found.net.contains(ip) && found.way(false) == Way::Nowhere)
+                    {
+                        foreign.extend(links.network(&mut connection, found.clone())?);
+                    }
+                }
             }
         }
     }
@@ -95,12 +108,14 @@ pub(crate) fn of_addresses(ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
     Ok(networks)
 }
 
+const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
 /// Lookups whose answers are in memory at once.
 const LOOKUPS: usize = 256;
 /// The tables default and local (`linux/rtnetlink.h`).
 const DEFAULT: u8 = 253;
 const LOCAL: u8 = 255;
 
+#[derive(Clone)]
 pub(crate) struct Found {
     net: IpNet,
     kind: RouteType,
@@ -229,9 +244,23 @@ fn found(connection: &mut Connection, ip: IpAddr, answer: Answer) -> Result<Opti
     Ok(Some(found))
 }
 
+/// Not of Wharf's. Whether a packet takes them depends on the rules.
+fn in_other_tables(connection: &mut Connection) -> Result<Vec<Found>> {
+    let mut routes = Vec::new();
+    for family in FAMILIES {
+        routes.extend(table(connection, family, RouteHeader::RT_TABLE_UNSPEC)?);
+    }
+    let known = [RouteHeader::RT_TABLE_MAIN, LOCAL].map(u32::from);
+    Ok(routes
+        .iter()
+        .filter_map(Found::read)
+        .filter(|found| !known.contains(&found.table) && !found.is_ours())
+        .collect())
+}
+
 fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     let mut found = main_table(connection)?;
-    for family in [AddressFamily::Inet, AddressFamily::Inet6] {
+    for family in FAMILIES {
         found.extend(table(connection, family, LOCAL)?);
     }
     Ok(found)

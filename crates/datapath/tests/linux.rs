@@ -1401,3 +1401,35 @@ fn announcements_follow_the_endpoints_that_can_be_reached_and_others_entries_sta
         delete(k, &late).await;
     });
 }
+
+#[test]
+fn networks_of_the_node_are_found_in_the_tables_that_rules_lead_to() {
+    in_namespaces(|_| {
+        let ip = |arguments: &str| run("ip", &arguments.split(' ').collect::<Vec<_>>());
+        ip("link add up0 type veth peer name up1");
+        ip("addr add 198.18.0.1/24 dev up0");
+        ip("link set up0 up");
+        ip("link set up1 up");
+        let found = || {
+            let cidrs = ["10.50.0.0/16", "fd50::/64"].map(|cidr| cidr.parse().expect("CIDR"));
+            let seen = observe_networks(&cidrs).expect("networks");
+            seen.foreign.iter().map(|network| network.net.to_string()).collect::<Vec<_>>()
+        };
+        for route in ["10.50.3.0/24 via 198.18.0.2", "10.50.4.1/32 via 198.18.0.2"] {
+            ip(&format!("route add {route} table 100"));
+        }
+        ip("route add blackhole 10.50.8.0/24 table 100");
+        ip("-6 route add blackhole fd50::8:0/112 table 100");
+        assert_eq!(found(), [""; 0], "no rule leads there");
+        ip("rule add lookup 100 prio 50");
+        ip("-6 rule add lookup 100 prio 50");
+        ip("route add 10.50.9.0/24 via 198.18.0.2 table 200");
+        let mut all = found();
+        all.sort();
+        assert_eq!(all, ["10.50.3.0/24", "10.50.4.1/32", "10.50.8.0/24", "fd50::8:0/112"]);
+        ip("rule del lookup 100 prio 50");
+        ip("-6 rule del lookup 100 prio 50");
+        ip("route add 10.50.10.0/24 via 198.18.0.2 table default");
+        assert_eq!(found(), ["10.50.10.0/24"], "the table default");
+    });
+}

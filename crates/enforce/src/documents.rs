@@ -18,6 +18,8 @@ use wharf_policy::{
 use crate::error::{PolicyError, told};
 
 const VERSION: u32 = 1;
+/// Of a file: changes do not reach the end of the numbers.
+const MAX_REVISION: u64 = u64::MAX / 2;
 /// Bytes, of imported texts and of the directory's.
 pub const MAX_TEXTS: usize = 16 << 20;
 /// Bytes of a file that is read.
@@ -163,6 +165,9 @@ impl Documents {
         let file: File = serde_json::from_slice(text).map_err(|e| e.to_string())?;
         if file.version != VERSION {
             return Err(format!("it is of version {}, this agent knows {VERSION}", file.version));
+        }
+        if file.revision > MAX_REVISION {
+            return Err(format!("its revision is {}, at most {MAX_REVISION} is possible", file.revision));
         }
         let File { revision, lost, imports, directory: texts, namespaces, cluster: awaits_cluster, .. } = file;
         let mut documents = Self { revision, lost, imports, texts, namespaces, awaits_cluster, ..Self::default() };

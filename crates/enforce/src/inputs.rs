@@ -11,8 +11,8 @@ use wharf_core::{
 };
 use wharf_dns::cache::{Cache, Changed};
 use wharf_policy::{
-    compile::Event,
-    model::{Directions, Origin, Policy, PolicyName, Selector, Tier},
+    compile::{EndpointKey, Event, Member, SetId, Tables},
+    model::{self, Directions, Endpoint, Origin, Policy, PolicyName, Selector, Tier},
 };
 
 use crate::{
@@ -141,6 +141,25 @@ impl Inputs {
     #[must_use]
     pub fn need_rows(&self) -> bool {
         self.enforcement == Enforcement::Always || !self.documents.is_empty() || self.members.is_any_isolated()
+    }
+
+    /// For an engine without inputs: endpoints with rules in `tables` are isolated, without a rule.
+    pub(crate) fn isolated(&self, tables: &Tables) -> Vec<Event> {
+        let name = PolicyName { kind: "start".into(), namespace: String::new(), name: "isolated".into() };
+        let always = model::Enforcement::Always(Arc::new(name));
+        let has_rules = |key: &EndpointKey| {
+            tables.sets.get(key).is_some_and(|sets| [sets.ingress, sets.egress] != [SetId::NONE; 2])
+        };
+        let endpoints = self.members.all().map(|event| match event {
+            Event::Endpoint(key, Member { identity, endpoint }) => {
+                let enforcement = if has_rules(&key) { always.clone() } else { model::Enforcement::Default };
+                let endpoint = Arc::new(Endpoint { enforcement, ..Endpoint::clone(&endpoint) });
+                Event::Endpoint(key, Member { identity, endpoint })
+            }
+            other => other,
+        });
+        let node = Event::Node(BTreeSet::clone(&self.node));
+        [node].into_iter().chain(endpoints).collect()
     }
 
     /// For an engine without inputs.

@@ -137,6 +137,8 @@ pub struct State {
     pub(crate) is_active: bool,
     /// The file of policies exists.
     pub(crate) is_kept: bool,
+    /// The file says that the cluster feed has policies.
+    pub(crate) is_cluster_kept: bool,
     pub(crate) limits: Limits,
     /// Until the kernel's rows are read.
     pub(crate) unrecorded: Vec<Unrecorded>,
@@ -158,6 +160,7 @@ impl State {
             proxy: Proxy::default(),
             is_active: false,
             is_kept: false,
+            is_cluster_kept: false,
             limits: LIMITS,
             unrecorded: Vec::new(),
             writes: 0,
@@ -227,9 +230,17 @@ impl State {
         self.is_kept
     }
 
-    /// The file of policies is written.
-    pub const fn set_kept(&mut self) {
+    /// The file of policies has the documents of the inputs.
+    pub fn set_kept(&mut self) {
         self.is_kept = true;
+        self.is_cluster_kept = self.inputs.documents.has_cluster();
+    }
+
+    /// The cluster feed has policies, and the file of policies does not say so: without the rows of the feed, a start
+    /// would not know that policies are lost.
+    #[must_use]
+    pub fn lacks_cluster(&self) -> bool {
+        self.inputs.documents.has_cluster() && !self.is_cluster_kept
     }
 
     /// Redirects of the proxy.
@@ -258,6 +269,7 @@ impl State {
     /// At a start: the saved state of before. `is_kept`: the file of policies exists.
     pub fn load(&mut self, inputs: Inputs, ports: Ports, is_kept: bool) {
         self.inputs = inputs;
+        self.is_cluster_kept = self.inputs.documents.has_cluster();
         self.proxy.rounds = Rounds::new(ports.rounds.clone());
         self.proxy.has_way = !ports.listeners.is_empty();
         self.proxy.may_have_way = self.proxy.has_way;

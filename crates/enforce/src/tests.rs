@@ -155,6 +155,8 @@ struct World {
     node: BTreeSet<IpAddr>,
     kernel: PolicyRows,
     peers_max: u32,
+    /// Cells that the kernel's table holds.
+    cells_max: usize,
     has_way: bool,
     proxy: RedirectTable,
     documents: Option<Vec<u8>>,
@@ -179,6 +181,7 @@ impl World {
             node: BTreeSet::new(),
             kernel: PolicyRows::default(),
             peers_max,
+            cells_max: crate::limits::LIMITS.rules,
             has_way: false,
             proxy: RedirectTable::new(),
             documents: None,
@@ -207,6 +210,7 @@ impl World {
         let ports = self.ports.as_deref().map_or(Ok(Ports::default()), Ports::parse).expect("ports");
         let is_kept = !documents.lost;
         self.state = Self::state();
+        self.state.limits.rules = self.cells_max;
         self.state.load(Inputs { documents, ..Inputs::new(Enforcement::Default) }, ports, is_kept);
         for record in self.records.values() {
             self.state.take(Input::Endpoint(record.clone().into()));
@@ -262,6 +266,7 @@ impl World {
             RowChange::Cell(key, Some(cell)) => drop(cells.insert(key, (cell, Judged::default()))),
         }
         assert!(self.kernel.peers.len() <= self.peers_max as usize, "the table is full");
+        assert!(self.kernel.cells.len() <= self.cells_max, "the table is full");
     }
 
     /// Each row that changes lets nothing pass that the states before and after both drop, and leads to listeners that
@@ -558,6 +563,31 @@ fn play(peers_max: u32, steps: Vec<(Step, Vec<Fault>)>) {
         world.play(step, faults);
     }
     world.settle();
+}
+
+#[test]
+fn a_start_has_the_policies_of_before_in_force_also_if_old_and_new_rows_do_not_fit_together() {
+    let mut world = World::new(PEERS_MAX);
+    for n in 1..6 {
+        world.play(Step::Endpoint(n, usize::from(n) % 3), Vec::new());
+    }
+    for n in 0..POLICIES {
+        world.play(Step::Import(n), Vec::new());
+    }
+    world.settle();
+    let (cells, verdicts) = (world.kernel.cells.len(), world.in_kernel());
+    assert!(cells > 20 && verdicts.len() > 100, "{cells} {}", verdicts.len());
+    // No room for the same rows with other numbers.
+    world.cells_max = cells + cells / 4;
+    for _ in 0..2 {
+        assert!(world.start(&mut Vec::new()), "{:?}", world.state.problem());
+        assert_eq!((world.kernel.cells.len(), world.in_kernel()), (cells, verdicts.clone()));
+    }
+    // Killed between the two writes: the endpoints stay isolated until the next start.
+    let mut faults = vec![Fault::Dropped, Fault::None, Fault::None, Fault::None];
+    assert!(!world.start(&mut faults));
+    world.play(Step::Restart, Vec::new());
+    assert_eq!(world.in_kernel(), verdicts);
 }
 
 proptest! {

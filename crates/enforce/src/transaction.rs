@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Instant};
 
 use wharf_core::{kernel::KernelError, policy::RowChange};
 use wharf_dns::cache::Cache;
-use wharf_policy::compile::{EndpointKey, Engine, Event, ListenerId};
+use wharf_policy::compile::{EndpointKey, Engine, Event, ListenerId, Refused, TooLarge};
 
 use crate::{
     documents::Documents,
@@ -113,6 +113,8 @@ pub struct Transaction {
     change: Vec<Input>,
     /// The kernel's rows are read in any case.
     reads: bool,
+    /// The rows of before do not fit beside those of the change: endpoints are isolated between them.
+    isolates: bool,
     /// Inputs with the change.
     next: Inputs,
     /// How `next` differs; `None`: everything must be computed.
@@ -202,6 +204,7 @@ impl Transaction {
             terms,
             change,
             reads: false,
+            isolates: false,
             next: state.inputs.clone(),
             events: Some(Vec::new()),
             plan: None,
@@ -330,7 +333,7 @@ impl Transaction {
         self.now = now;
         let saved_documents = self.documents_required.take();
         match (saved_documents, done) {
-            (Some(_), Ok(())) => state.is_kept = true,
+            (Some(_), Ok(())) => state.set_kept(),
             (Some(true), Err(why)) => {
                 state.inputs = std::mem::take(&mut self.before);
                 return self.revert(state, why);
@@ -355,6 +358,17 @@ impl Transaction {
         self.now = now;
         self.keep_ports(state, is_kept);
         match (done, self.plan.take()) {
+            (Ok(()), Some(Plan { engine, .. })) if self.isolates => {
+                tracing::warn!(
+                    "the rows of before and of the start do not fit together: endpoints with policies are isolated until \
+                     their rows are written"
+                );
+                state.base = Base::Inputs(engine);
+                state.rebase();
+                self.next.clone_from(&state.inputs);
+                self.isolates = false;
+                Effect::Compute(self)
+            }
             (Ok(()), Some(Plan { engine, redirects, moved, .. })) => {
                 moved.into_iter().for_each(|place| state.proxy.rounds.put_off(place, now + HANDSHAKES));
                 state.base = Base::Inputs(engine);
@@ -385,10 +399,18 @@ impl Transaction {
         let before = engine.tables().clone();
         let events = match (&state.base, self.events.take()) {
             (Base::Inputs(_), Some(events)) => events,
+            _ if self.isolates => self.next.isolated(&before),
             _ => self.next.all(&state.settings.services),
         };
         let changes = match engine.apply(events) {
             Ok(changes) => changes,
+            // At a start, the numbers of all rows change. Without this, policies that were in force would not be again.
+            Err(Refused::TooLarge(TooLarge { during: true, .. }))
+                if matches!(state.base, Base::Rows(_)) && !self.isolates && !self.terms.can_be_refused =>
+            {
+                self.isolates = true;
+                return Effect::Compute(self);
+            }
             Err(why) => return self.refuse(state, PolicyError::Rows(why)),
         };
         let rows = state.rows_of(&self.next, &changes);
@@ -475,7 +497,7 @@ impl Transaction {
         let documents = &state.inputs.documents;
         let is_required = match self.terms.saves {
             Saves::Documents => true,
-            Saves::ClusterFlag => documents.has_cluster() != self.before.documents.has_cluster(),
+            Saves::ClusterFlag => documents.has_cluster() != state.is_cluster_kept,
             Saves::Nothing | Saves::Names => false,
         };
         let has_rows = end.is_none() && self.plan.as_ref().is_some_and(|plan| !plan.rows.is_empty());

@@ -104,7 +104,19 @@ pub fn write(path: &Path, text: &[u8]) -> io::Result<()> {
 pub fn write_by(path: &Path, content: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>) -> io::Result<()> {
     let mut temporary = path.as_os_str().to_owned();
     temporary.push(".new");
-    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&temporary)?;
+    let temporary = PathBuf::from(temporary);
+    replace(path, &temporary, content).inspect_err(|_| {
+        // A part of the content would keep a full disk full. It may not be there.
+        drop(fs::remove_file(&temporary));
+    })
+}
+
+fn replace(
+    path: &Path,
+    temporary: &Path,
+    content: impl FnOnce(&mut BufWriter<&File>) -> io::Result<()>,
+) -> io::Result<()> {
+    let file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(temporary)?;
     wharf_crash::point("kept/after-create");
     let mut writer = BufWriter::new(&file);
     content(&mut writer)?;
@@ -112,7 +124,7 @@ pub fn write_by(path: &Path, content: impl FnOnce(&mut BufWriter<&File>) -> io::
     wharf_crash::point("kept/after-write");
     file.sync_all()?;
     wharf_crash::point("kept/after-sync");
-    fs::rename(&temporary, path)?;
+    fs::rename(temporary, path)?;
     wharf_crash::point("kept/after-rename");
     if let Some(directory) = path.parent() {
         File::open(directory)?.sync_all()?;

@@ -1,6 +1,6 @@
 //! The rows in a file of the state directory, for the next start.
 //!
-//! The file has two JSON documents: [`Head`] with the nodes, and the other rows. A start reads the first one before the
+//! The file has two JSON documents: `Head` with the nodes, and the other rows. A start reads the first one before the
 //! agent serves, and the second one before the first rows of policy. Nothing is written between.
 
 use std::{
@@ -123,7 +123,7 @@ impl ClusterFeed {
         }
     }
 
-    /// At a start, after [`ClusterFeed::load`], before the first rows of policy and before a stream: takes the other
+    /// At a start, after `ClusterFeed::load`, before the first rows of policy and before a stream: takes the other
     /// rows of the file. If they are damaged, the file is set aside, and the nodes stay.
     pub async fn load_rest(&self) {
         let (unread, boot_id) = {
