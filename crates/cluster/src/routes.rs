@@ -43,8 +43,8 @@ pub enum Unrouted {
 }
 
 impl Unrouted {
-    /// Addresses in the CIDR are this node's or of hosts on its links. A route of others to the CIDR may lead to the same
-    /// containers.
+    /// Addresses in the CIDR are this node's or of hosts on its links. A route of others to the CIDR may lead to the
+    /// same containers.
     #[must_use]
     pub const fn is_conflict(&self) -> bool {
         match self {

@@ -350,7 +350,7 @@ impl State {
         };
     }
 
-    fn engine(&self, tables: Tables) -> Engine {
+    pub(crate) fn engine(&self, tables: Tables) -> Engine {
         let Settings { services, first_port, has_feed, .. } = &self.settings;
         let networks = if *has_feed { self.limits.ipcache / PARTS } else { usize::MAX };
         let engine = Engine::after(self.limits, tables).with_networks_at_most(networks);

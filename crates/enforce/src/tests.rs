@@ -583,6 +583,11 @@ fn a_start_has_the_policies_of_before_in_force_also_if_old_and_new_rows_do_not_f
         assert!(world.start(&mut Vec::new()), "{:?}", world.state.problem());
         assert_eq!((world.kernel.cells.len(), world.in_kernel()), (cells, verdicts.clone()));
     }
+    // Isolation would not help: the rows of before stay in force.
+    world.cells_max = cells - 1;
+    assert!(!world.start(&mut Vec::new()), "one cell too many");
+    assert_eq!(world.kernel.cells.len(), cells);
+    world.cells_max = cells + cells / 4;
     // Killed between the two writes: the endpoints stay isolated until the next start.
     let mut faults = vec![Fault::Dropped, Fault::None, Fault::None, Fault::None];
     assert!(!world.start(&mut faults));

@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Instant};
 
 use wharf_core::{kernel::KernelError, policy::RowChange};
 use wharf_dns::cache::Cache;
-use wharf_policy::compile::{EndpointKey, Engine, Event, ListenerId, Refused, TooLarge};
+use wharf_policy::compile::{EndpointKey, Engine, Event, ListenerId, Refused, Tables, TooLarge};
 
 use crate::{
     documents::Documents,
@@ -113,8 +113,7 @@ pub struct Transaction {
     change: Vec<Input>,
     /// The kernel's rows are read in any case.
     reads: bool,
-    /// The rows of before do not fit beside those of the change: endpoints are isolated between them.
-    isolates: bool,
+    isolation: Isolation,
     /// Inputs with the change.
     next: Inputs,
     /// How `next` differs; `None`: everything must be computed.
@@ -150,6 +149,17 @@ struct Plan {
     redirects: RedirectTable,
     /// Members whose connections partly leave a listener that stays.
     moved: Vec<Place>,
+}
+
+/// Endpoints are isolated between the earlier rows and the new ones, because the tables cannot hold both.
+#[derive(Debug, PartialEq, Eq)]
+enum Isolation {
+    /// The tables hold both, as far as known.
+    None,
+    /// The next rows isolate.
+    Next,
+    /// The endpoints are isolated.
+    Done,
 }
 
 /// The reason of an update of the proxy.
@@ -204,7 +214,7 @@ impl Transaction {
             terms,
             change,
             reads: false,
-            isolates: false,
+            isolation: Isolation::None,
             next: state.inputs.clone(),
             events: Some(Vec::new()),
             plan: None,
@@ -231,8 +241,8 @@ impl Transaction {
         }
     }
 
-    /// Whether [`Transaction::compute`] is cheap at any table size: the kernel's rows are unknown, or the change is a
-    /// new endpoint that differs from a known one only by address.
+    /// Whether [`Transaction::compute`] is cheap at any table size: the kernel's rows are unknown, there are none, or
+    /// the change is a new endpoint that differs from a known one only by address.
     #[must_use]
     pub fn is_quick(&self, state: &State) -> bool {
         let Some(events) = self.events.as_deref().filter(|_| self.change.is_empty()) else { return false };
@@ -358,15 +368,15 @@ impl Transaction {
         self.now = now;
         self.keep_ports(state, is_kept);
         match (done, self.plan.take()) {
-            (Ok(()), Some(Plan { engine, .. })) if self.isolates => {
+            (Ok(()), Some(Plan { engine, .. })) if self.isolation == Isolation::Next => {
                 tracing::warn!(
-                    "the rows of before and of the start do not fit together: endpoints with policies are isolated until \
-                     their rows are written"
+                    "the earlier and the new rows of policy do not fit together: endpoints with policies are isolated \
+                     until their rows are written"
                 );
                 state.base = Base::Inputs(engine);
                 state.rebase();
                 self.next.clone_from(&state.inputs);
-                self.isolates = false;
+                self.isolation = Isolation::Done;
                 Effect::Compute(self)
             }
             (Ok(()), Some(Plan { engine, redirects, moved, .. })) => {
@@ -399,16 +409,14 @@ impl Transaction {
         let before = engine.tables().clone();
         let events = match (&state.base, self.events.take()) {
             (Base::Inputs(_), Some(events)) => events,
-            _ if self.isolates => self.next.isolated(&before),
+            _ if self.isolation == Isolation::Next => self.next.isolated(&before),
             _ => self.next.all(&state.settings.services),
         };
         let changes = match engine.apply(events) {
             Ok(changes) => changes,
-            // At a start, the numbers of all rows change. Without this, policies that were in force would not be again.
-            Err(Refused::TooLarge(TooLarge { during: true, .. }))
-                if matches!(state.base, Base::Rows(_)) && !self.isolates && !self.terms.can_be_refused =>
-            {
-                self.isolates = true;
+            // All rows get new numbers. Otherwise, policies that were in force before a start would not be again.
+            Err(Refused::TooLarge(TooLarge { during: true, .. })) if self.fits_after_isolation(state, &before) => {
+                self.isolation = Isolation::Next;
                 return Effect::Compute(self);
             }
             Err(why) => return self.refuse(state, PolicyError::Rows(why)),
@@ -431,6 +439,16 @@ impl Transaction {
             return Effect::EnsureWay(self);
         }
         self.propose(state)
+    }
+
+    fn fits_after_isolation(&self, state: &State, before: &Tables) -> bool {
+        let Base::Rows(engine) = &state.base else { return false };
+        if self.isolation != Isolation::None || self.terms.can_be_refused {
+            return false;
+        }
+        let mut engine = engine.clone();
+        let isolated = engine.apply(self.next.isolated(before)).map(|_| state.engine(engine.into_tables()));
+        isolated.is_ok_and(|mut engine| engine.apply(self.next.all(&state.settings.services)).is_ok())
     }
 
     fn propose(mut self: Box<Self>, state: &mut State) -> Effect {

@@ -24,7 +24,8 @@ pub(super) enum State {
     Absent,
 }
 
-/// A watch that fails sooner after a failure has not worked meanwhile: a server may accept watches and end them at once.
+/// A watch that fails sooner after a failure has not worked meanwhile: a server may accept watches and end them at
+/// once.
 const WORKS: Duration = Duration::from_secs(30);
 
 /// State of every watch.
