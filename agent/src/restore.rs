@@ -246,6 +246,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
         tracing::warn!("restore: {error}; what it tells is in force all the same");
     }
     out_of_service::hold(life, out_of_service);
+    life.registry.set_restored();
     wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
         if let Intent::Create { attachment, link, .. } = intent {

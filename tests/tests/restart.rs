@@ -1,10 +1,15 @@
 //! The agent goes and comes back; the containers do not notice.
 
-use anyhow::{Context, Result, ensure};
+use std::thread;
+
+use anyhow::{Context, Result, anyhow, ensure};
 use wharf_tests::{
     Attached, Node, NodeConfig, Sandbox,
+    agent::Dirs,
+    crash,
     echo::EchoServer,
     frame::{self, PacketSocket},
+    http,
     icmp::ping,
     programs, scenario,
     stream::{TcpFlow, UdpStream},
@@ -311,5 +316,59 @@ fn an_agent_killed_in_the_middle_of_adds_and_dels_leaves_no_leak() -> Result<()>
             }
         }
         Ok(())
+    })
+}
+
+/// Reads that are answered from the records of endpoints, sent to an agent that has not read them yet.
+fn read_early(dirs: &Dirs, targets: [String; 4]) -> Result<Vec<http::Response>> {
+    const POINT: &str = "restore/after-dump";
+    wait::until("the start to be at the point", || Ok(crash::trace(dirs)?.iter().any(|at| at == POINT).then_some(())))?;
+    let socket = dirs.socket();
+    thread::scope(|scope| {
+        let ask = |target: String| scope.spawn(|| http::request(&dirs.socket(), "GET", &{ target }, None));
+        let asked = targets.map(ask);
+        // It waits longer for parts of the status than a read without records would take.
+        let told = http::request(&socket, "GET", "/v1/healthz", None);
+        crash::release(dirs)?;
+        ensure!(told?.status == 503, "an agent that starts is not healthy");
+        asked.into_iter().map(|read| read.join().map_err(|_| anyhow!("a thread panicked"))?).collect()
+    })
+}
+
+#[test]
+fn reads_of_a_start_wait_until_it_knows_its_endpoints() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let sandbox = node.sandbox("a")?;
+        let end = node.attach(&sandbox)?;
+        let targets = || -> Result<_> {
+            let (id, address) = (node.endpoint(&end)?.id, end.v4()?);
+            Ok([
+                "/v1/endpoint".to_owned(),
+                format!("/v1/endpoint/{id}"),
+                "/v1/ipam".to_owned(),
+                format!("/v1/explain/{address}"),
+            ])
+        };
+        let targets = targets()?;
+        let before: Vec<_> = targets.iter().map(|target| node.http("GET", target, None)).collect::<Result<_>>()?;
+        node.kill_agent()?;
+        let dirs = node.dirs().clone();
+        crash::forget_trace(&dirs)?;
+        crash::hold(&dirs, &["restore/after-dump"])?;
+        let (early, started) = thread::scope(|scope| {
+            let early = scope.spawn(|| read_early(&dirs, targets.clone()));
+            let started = node.start_armed_agent();
+            (early.join(), started)
+        });
+        ensure!(started?, "the agent died at its start");
+        let early = early.map_err(|_| anyhow!("a thread panicked"))??;
+        for ((target, before), early) in targets.iter().zip(&before).zip(&early) {
+            ensure!(early.status == 200, "{target}: {early:?}");
+            let knows = |answer: &http::Response| {
+                answer.text().contains(&end.v4().map_or_else(|e| e.to_string(), |ip| ip.to_string()))
+            };
+            ensure!(knows(before) && knows(early), "{target}: {}\nbecame {}", before.text(), early.text());
+        }
+        node.detach(&end)
     })
 }

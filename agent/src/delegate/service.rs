@@ -233,8 +233,8 @@ impl Service {
         }
         let why = answer::shown(status.message());
         match status.code() {
-            // The service's clock may be fast.
-            Code::DeadlineExceeded if took.saturating_add(GRACE) >= limit => {
+            // The service also counts the deadline, and may end the call first. tonic's servers answer Cancelled then.
+            Code::DeadlineExceeded | Code::Cancelled if took.saturating_add(GRACE) >= limit => {
                 CallError::TimedOut { socket, after: limit }
             }
             Code::DeadlineExceeded | Code::Unavailable | Code::Cancelled | Code::Aborted | Code::ResourceExhausted => {
@@ -332,4 +332,26 @@ fn trusted(socket: &Path) -> Result<(), Away> {
         return refused(format!("its mode {:o} lets everybody write to it", file.mode() & 0o7777));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_end_at_the_deadline_is_a_timeout_whoever_counted_it() {
+        let service = Service::new(Path::new("/run/net.sock"));
+        let limit = Duration::from_millis(300);
+        for (code, took, timed_out) in [
+            (Code::Cancelled, 290, true),
+            (Code::DeadlineExceeded, 290, true),
+            (Code::Cancelled, 100, false),
+            (Code::DeadlineExceeded, 100, false),
+            (Code::Unavailable, 290, false),
+        ] {
+            let error = service.failed(&Status::new(code, "Timeout expired"), limit, Duration::from_millis(took));
+            assert_eq!(matches!(error, CallError::TimedOut { .. }), timed_out, "{code:?} after {took} ms: {error}");
+            assert!(error.is_away(), "{error}");
+        }
+    }
 }

@@ -11,7 +11,7 @@ use std::{
     sync::Mutex,
 };
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use wharf_core::{
     endpoint::EndpointRecord,
     ids::{ContainerId, EndpointId, Epoch, IfIndex, IfName, MAX_ENDPOINT_ID},
@@ -39,6 +39,8 @@ pub enum Taken {
 pub struct Registry {
     inner: Mutex<Inner>,
     left: Notify,
+    /// A start has inserted the recorded endpoints and claimed their addresses.
+    restored: watch::Sender<bool>,
 }
 
 #[derive(Default)]
@@ -68,6 +70,17 @@ impl Drop for Leaving<'_> {
 }
 
 impl Registry {
+    /// Ends [`Registry::restored`].
+    pub fn set_restored(&self) {
+        self.restored.send_replace(true);
+    }
+
+    /// Waits for the recorded endpoints; before, an endpoint would look deleted and its address free.
+    pub async fn restored(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
+    }
+
     /// Until the guard drops, an answered delete's endpoint is leaving.
     #[must_use]
     pub fn leaves(&self, handle: &Handle) -> Leaving<'_> {

@@ -12,14 +12,15 @@ use crate::{
     endpoint::collect,
     node::Node,
     rest::{
+        early::Restored,
         endpoint::accepts_work,
         error::{Answer, Body, Failure},
     },
 };
 
 /// What the kernel, the bpffs and the store hold that does not match. Changes nothing.
-#[utoipa::path(get, path = "/v1/audit", tag = "agent", responses((status = 200, body = AuditReport), (status = 500, body = ApiError)))]
-pub async fn look(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> {
+#[utoipa::path(get, path = "/v1/audit", tag = "agent", responses((status = 200, body = AuditReport), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn look(Restored(node): Restored) -> Answer<Json<AuditReport>> {
     Ok(Json(audit::audit(&node.life, &node.audit_findings, false).await?))
 }
 

@@ -36,6 +36,7 @@ use crate::{
         self_checks::Lane,
     },
     rest::{
+        early::Restored,
         error::{Answer, Body, Failure, Query, Segment, invalid},
         id::{self, IdRef},
         parse::{create_spec, parse_edit},
@@ -48,8 +49,8 @@ const BUILD_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Endpoints that match every filter, by id.
 #[utoipa::path(get, path = "/v1/endpoint", tag = "endpoint", params(EndpointFilter),
-    responses((status = 200, body = [Endpoint]), (status = 400, body = ApiError)))]
-pub async fn list(State(node): State<Arc<Node>>, Query(filter): Query<EndpointFilter>) -> Answer<Json<Vec<Endpoint>>> {
+    responses((status = 200, body = [Endpoint]), (status = 400, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn list(Restored(node): Restored, Query(filter): Query<EndpointFilter>) -> Answer<Json<Vec<Endpoint>>> {
     let label = match &filter.label {
         Some(text) => Some(text.parse::<Label>().map_err(|e| invalid(format!("list endpoints: {e}")))?),
         None => None,
@@ -85,8 +86,8 @@ pub async fn put(
 
 /// One endpoint.
 #[utoipa::path(get, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)),
-    responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
-pub async fn get(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<Endpoint>> {
+    responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn get(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<Endpoint>> {
     let handle = handle(&node, &text)?;
     let shown = explain::links::with_problems(&node, Purpose::Endpoint, std::slice::from_ref(&handle)).await;
     shown
@@ -240,8 +241,8 @@ fn network(name: &str) -> Answer<NetworkName> {
 
 /// The endpoint's status log, oldest first.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/log", tag = "endpoint", params(("id" = String, Path)),
-    responses((status = 200, body = [EndpointLogEntry]), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
-pub async fn log(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<Vec<EndpointLogEntry>>> {
+    responses((status = 200, body = [EndpointLogEntry]), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn log(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<Vec<EndpointLogEntry>>> {
     Ok(Json(handle(&node, &text)?.shared.log_lines()))
 }
 
@@ -262,9 +263,9 @@ impl<S: Send + Sync> FromRequestParts<S> for CheckLane {
 /// Compares kernel and desired state now, and tests the programs with packets.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/healthz", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointHealth), (status = 400, body = ApiError), (status = 404, body = ApiError),
-        (status = 409, body = ApiError), (status = 500, body = ApiError)))]
+        (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn health(
-    State(node): State<Arc<Node>>,
+    Restored(node): Restored,
     CheckLane(lane): CheckLane,
     Segment(text): Segment,
 ) -> Answer<Json<EndpointHealth>> {
@@ -313,8 +314,8 @@ pub async fn health(
 
 /// The endpoint's labels, and those that make its identity.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/labels", tag = "endpoint", params(("id" = String, Path)),
-    responses((status = 200, body = EndpointLabels), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError)))]
-pub async fn labels(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<EndpointLabels>> {
+    responses((status = 200, body = EndpointLabels), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn labels(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<EndpointLabels>> {
     Ok(Json(handle(&node, &text)?.shared.read(|v| EndpointLabels {
         labels: v.record.labels.iter().map(ToString::to_string).collect(),
         security_relevant: security_relevant(&v.record.labels).iter().map(ToString::to_string).collect(),
@@ -325,8 +326,8 @@ pub async fn labels(State(node): State<Arc<Node>>, Segment(text): Segment) -> An
 /// The desired configuration row, and the row in the kernel.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/config", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointConfigView), (status = 400, body = ApiError), (status = 404, body = ApiError),
-        (status = 409, body = ApiError), (status = 500, body = ApiError)))]
-pub async fn config(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
+        (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn config(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
     let view = handle(&node, &text)?.shared.view();
     let desired = desired(&build::desired_config(&node.life.config, &node.life.trace_all, &view.record, view.trace));
     let rows = node.life.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await?;
@@ -389,8 +390,13 @@ pub fn accepts_work(node: &Node, what: &str) -> Answer<()> {
     if serving && !stopping {
         return Ok(());
     }
-    let state = if stopping { "stopping" } else { "starting" };
-    Err(Failure::new(ErrorCode::Unavailable, format!("{what}: the agent is {state}")).retry(200))
+    Err(is_not_serving(node, what))
+}
+
+/// The refusal of an agent that starts or stops.
+pub fn is_not_serving(node: &Node, what: &str) -> Failure {
+    let state = if node.life.tasks.stop.is_cancelled() { "stopping" } else { "starting" };
+    Failure::new(ErrorCode::Unavailable, format!("{what}: the agent is {state}")).retry(200)
 }
 
 fn deleted(result: DeleteResult) -> (StatusCode, Json<DeleteResult>) {

@@ -1,23 +1,23 @@
 //! `/v1/explain` and `/v1/log`.
 
-use std::sync::Arc;
-
-use axum::{Extension, Json, extract::State};
+use axum::{Extension, Json};
 use wharf_api::{AgentLog, ApiError, ErrorCode, Explanation};
 use wharf_kit::telemetry::LogFilter;
 
 use crate::{
     explain::explain,
-    node::Node,
-    rest::error::{Answer, Failure, Segment},
+    rest::{
+        early::Restored,
+        error::{Answer, Failure, Segment},
+    },
 };
 
 /// State and history of an endpoint, a container or an address. Deleted subjects are kept for a day. `kind` is the
 /// kind of the subject found, or `several` or `unknown`.
 #[utoipa::path(get, path = "/v1/explain/{subject}", tag = "agent", params(("subject" = String, Path,
     description = "An endpoint's number, an address, a container id or the beginning of one (with `/INTERFACE`), `cni-attachment-id:ID:IFNAME`, `pod-name:[NAMESPACE/]NAME`, or a link's name")),
-    responses((status = 200, body = Explanation), (status = 400, body = ApiError)))]
-pub async fn get(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<Explanation>> {
+    responses((status = 200, body = Explanation), (status = 400, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn get(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<Explanation>> {
     explain(&node, &text).await.map(Json).map_err(|why| Failure::new(ErrorCode::InvalidRequest, why.to_string()))
 }
 

@@ -12,6 +12,7 @@ use crate::{
     flows,
     node::{Node, looks::Purpose, registry::Registry},
     rest::{
+        early::Restored,
         endpoint::accepts_work,
         error::{Answer, Failure, Query, invalid},
         id,
@@ -21,8 +22,8 @@ use crate::{
 /// Flows that match every filter, sorted. Reads all rows of the flow tables.
 #[utoipa::path(get, path = "/v1/bpf/ct", tag = "bpf", params(FlowQuery),
     responses((status = 200, body = FlowList), (status = 400, body = ApiError), (status = 404, body = ApiError),
-        (status = 409, body = ApiError), (status = 500, body = ApiError)))]
-pub async fn list(State(node): State<Arc<Node>>, Query(query): Query<FlowQuery>) -> Answer<Json<FlowList>> {
+        (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn list(Restored(node): Restored, Query(query): Query<FlowQuery>) -> Answer<Json<FlowList>> {
     let (filter, limit) = to_list(&node.life.registry, &query)?;
     let kernel = Arc::clone(&node.life.kernel);
     Ok(Json(bounded(&node, async move { flows::list(&*kernel, &filter, limit).await }).await?))

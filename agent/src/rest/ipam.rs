@@ -16,14 +16,15 @@ use crate::{
     addresses::{pools, resting},
     node::{Node, health},
     rest::{
+        early::Restored,
         endpoint::accepts_work,
         error::{Answer, Body, Failure, Query, Segment, invalid},
     },
 };
 
 /// Pools with their usage, and all leases.
-#[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView)))]
-pub async fn view(State(node): State<Arc<Node>>) -> Json<IpamView> {
+#[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView), (status = 503, body = ApiError)))]
+pub async fn view(Restored(node): Restored) -> Json<IpamView> {
     let (leases, resting) = {
         let ipam = lock(&node.life.addresses.ipam);
         (ipam.leases().iter().map(api_lease).collect(), ipam.resting())

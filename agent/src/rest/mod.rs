@@ -6,6 +6,7 @@ pub mod body;
 pub mod cluster;
 pub mod command;
 pub mod config;
+mod early;
 pub mod endpoint;
 pub mod error;
 pub mod explain;

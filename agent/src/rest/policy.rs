@@ -14,6 +14,7 @@ use crate::{
     node::{Node, endpoint::Handle, lifecycle::Lifecycle, sources},
     policy::{self, Ask, error::PolicyError},
     rest::{
+        early::Restored,
         endpoint::accepts_work,
         error::{Answer, Body, Failure, Query, Segment},
         id,
@@ -91,9 +92,9 @@ fn told(node: &Node, change: PolicyChange) -> PolicyChange {
 /// Whether the first packet of a flow passes, and the rule that decides.
 #[utoipa::path(get, path = "/v1/policy/explain", tag = "policy", params(PolicyExplainQuery),
     responses((status = 200, body = PolicyExplanation), (status = 400, body = ApiError), (status = 404, body = ApiError),
-        (status = 409, body = ApiError)))]
+        (status = 409, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn explain(
-    State(node): State<Arc<Node>>,
+    Restored(node): Restored,
     Query(query): Query<PolicyExplainQuery>,
 ) -> Answer<Json<PolicyExplanation>> {
     let (from, to) = (end(&node, &query.from)?, end(&node, &query.to)?);
@@ -190,8 +191,8 @@ fn addresses(from: &End, to: &End, v6: bool) -> Option<(IpAddr, IpAddr)> {
 /// An endpoint's rules, with the packets that each decided.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/policy", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointPolicy), (status = 400, body = ApiError), (status = 404, body = ApiError),
-        (status = 409, body = ApiError), (status = 500, body = ApiError)))]
-pub async fn of_endpoint(State(node): State<Arc<Node>>, Segment(text): Segment) -> Answer<Json<EndpointPolicy>> {
+        (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
+pub async fn of_endpoint(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<EndpointPolicy>> {
     let handle = id::find(&node.life.registry, &id::parse(&text)?, &text)?;
     Ok(Json(node.life.policy.endpoint(handle.id).await?))
 }

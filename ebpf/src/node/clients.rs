@@ -7,9 +7,9 @@
 //!
 //! A packet counts until a lookup finds the proxy's established socket, or that socket answers; the packet's content
 //! does not matter. A first packet counts where it comes from the node's stack (published ports, services): as soon as
-//! the proxy knows the connection, the stack gives its packets to the proxy before any program sees them. A client that
-//! has the final packets of its handshakes dropped on the way (wrong checksum, full queue), in order to send them all
-//! again at once, is counted each time.
+//! the proxy's listener has the handshake, the stack gives its packets to the proxy before any program sees them. The
+//! agent counts unfinished handshakes like sockets. A client that has the final packets of its handshakes dropped on
+//! the way (wrong checksum, full queue), in order to send them all again at once, is counted each time.
 
 use core::ptr;
 

@@ -169,6 +169,39 @@ fn a_client_gets_no_more_than_its_share_through_a_translated_address() -> Result
     })
 }
 
+/// The listener has a handshake before the client's last packet of it, and the programs see no later packet.
+#[test]
+fn handshakes_that_a_client_leaves_unfinished_keep_their_places() -> Result<()> {
+    setrlimit(Resource::RLIMIT_NOFILE, FILES, FILES)?;
+    scenario(NodeConfig::default().with_envoy()?, |node| {
+        let scene = Scene::new(node)?;
+        let service = service(node, &scene)?;
+        import(node, &ingress("db", "[{path: /public}]"))?;
+        await_realized(node)?;
+        ensure!(get(scene.web.space()?, service, "/public")? == 200, "before");
+        let nft = |rule: &str| {
+            let mut nft = command_in(scene.web.space()?, "nft")?;
+            nft.arg(rule);
+            run(nft, b"", wait::PATIENCE)?.ok()
+        };
+        nft(
+            "table ip holds { chain out { type filter hook output priority 0; tcp flags & (syn|ack) == ack drop; }; }",
+        )?;
+        // Refused ones take longer than the agent needs to count.
+        let held = scene.web.space()?.run(|| {
+            let connect = |_| TcpStream::connect_timeout(&service, HANDSHAKE).ok();
+            (0..OF_CLIENT + 10).filter_map(connect).collect::<Vec<_>>()
+        })?;
+        ensure!(held.len() <= OF_CLIENT && held.len() > OF_CLIENT / 2, "{} handshakes", held.len());
+        nft("delete table ip holds")?;
+        wait::until("the handshakes to end", || Ok((open(node, &scene.web)? >= held.len()).then_some(())))?;
+        let count = open(node, &scene.web)?;
+        ensure!(count <= OF_CLIENT, "{count} connections");
+        drop(held);
+        scene.end(node)
+    })
+}
+
 /// With HTTP/2, headers of many KiB cost a client a few bytes, and the proxy all of them.
 #[test]
 fn a_request_has_at_most_16_kib_of_headers() -> Result<()> {

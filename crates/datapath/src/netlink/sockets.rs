@@ -45,19 +45,20 @@ const MARK: u16 = 15;
 const OPTIONS: u16 = 22;
 /// In its first byte.
 const TRANSPARENT: u8 = 1 << 5;
-/// TCP states (`net/tcp_states.h`) in which a process may hold the socket.
+/// TCP states (`net/tcp_states.h`) in which a process may hold the socket, and that of an unfinished handshake.
 const ESTABLISHED: u8 = 1;
+const SYN_RECV: u8 = 3;
 const FIN_WAIT1: u8 = 4;
 const FIN_WAIT2: u8 = 5;
 const CLOSE_WAIT: u8 = 8;
 const LAST_ACK: u8 = 9;
 const CLOSING: u8 = 11;
-const STATES: [u8; 6] = [ESTABLISHED, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
+const STATES: [u8; 7] = [ESTABLISHED, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING];
 const FAMILIES: [i32; 2] = [libc::AF_INET, libc::AF_INET6];
 /// Guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// By the client's address, in the calling thread's network namespace.
+/// By the client's address, unfinished handshakes included, in the calling thread's network namespace.
 pub(crate) fn of_proxies() -> Result<HashMap<IpAddr, u32>> {
     let mut counts = HashMap::new();
     for family in FAMILIES {
@@ -177,7 +178,7 @@ fn request(kind: u16, flags: u16, family: i32, id: &[u8]) -> Vec<u8> {
 #[derive(Debug)]
 pub(crate) struct Unreadable;
 
-/// `None` for other sockets.
+/// Client of a proxy's socket, or of an unfinished handshake; `None` for other sockets.
 pub(crate) fn client_of(message: &[u8]) -> std::result::Result<Option<IpAddr>, Unreadable> {
     let body = message.get(HEADER_LEN..).ok_or(Unreadable)?;
     let (fixed, attributes) = body.split_at_checked(MESSAGE_LEN).ok_or(Unreadable)?;
@@ -193,7 +194,10 @@ pub(crate) fn client_of(message: &[u8]) -> std::result::Result<Option<IpAddr>, U
     let [family, state] = [0, STATE].map(|at| fixed.get(at).copied().unwrap_or_default());
     // Without an inode, it is closed by its process, or not accepted yet.
     let is_held = [ESTABLISHED, CLOSE_WAIT].contains(&state) || fixed.get(INODE..) != Some(&[0; 4]);
-    if !is_transparent || mark & (MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS) != 0 || !is_held {
+    let is_proxys = is_transparent && mark & (MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS) == 0 && is_held;
+    // The kernel tells nothing else of an unfinished handshake. One with another server counts as well, so that a
+    // client cannot keep handshakes unfinished until its next places are free, and then finish all.
+    if !is_proxys && state != SYN_RECV {
         return Ok(None);
     }
     let remote = fixed.get(REMOTE..REMOTE + 16).ok_or(Unreadable)?;
@@ -236,6 +240,7 @@ mod tests {
         assert_eq!(client(FIN_WAIT2, 7, 0, TRANSPARENT), own, "half closed");
         assert_eq!(client(FIN_WAIT2, 0, 0, TRANSPARENT), None, "closed by its process");
         assert_eq!(client(ESTABLISHED, 7, 0, !TRANSPARENT), None, "no proxy's");
+        assert_eq!(client(SYN_RECV, 0, 0, 0), own, "a handshake");
         for mark in [MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS] {
             assert_eq!(client(ESTABLISHED, 7, mark, TRANSPARENT), None, "with a server");
         }
@@ -254,6 +259,6 @@ mod tests {
     fn a_request_has_the_kernels_layout() {
         let request = request(BY_FAMILY, NLM_F_REQUEST | NLM_F_DUMP, libc::AF_INET6, &[]);
         assert_eq!((request.len(), request[16], request[17]), (72, 10, 6));
-        assert_eq!(request[20..24], (1_u32 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11).to_ne_bytes());
+        assert_eq!(request[20..24], (1_u32 << 1 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11).to_ne_bytes());
     }
 }

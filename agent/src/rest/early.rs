@@ -1,0 +1,28 @@
+//! Reads of a starting agent wait until it knows its endpoints.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{extract::FromRequestParts, http::request::Parts};
+use tokio::time::timeout;
+
+use crate::{
+    node::Node,
+    rest::{endpoint::is_not_serving, error::Failure},
+};
+
+/// A start knows its endpoints after tens of milliseconds, with a large cluster after half a second.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The node, once the recorded endpoints and addresses are known.
+pub struct Restored(pub Arc<Node>);
+
+impl FromRequestParts<Arc<Node>> for Restored {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, node: &Arc<Node>) -> Result<Self, Failure> {
+        match timeout(PATIENCE, node.life.registry.restored()).await {
+            Ok(()) => Ok(Self(Arc::clone(node))),
+            Err(_) => Err(is_not_serving(node, &format!("{} {}", parts.method, parts.uri.path()))),
+        }
+    }
+}
