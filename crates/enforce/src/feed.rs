@@ -215,7 +215,7 @@ impl Trial {
         let events = next.apply(Input::Documents(documents), services);
         let (mut engine, events) = match (&self.base, events) {
             (Base::Inputs(engine), Some(events)) => (engine.clone(), events),
-            (Base::Rows(engine), _) => (engine.clone(), next.all(services)),
+            (Base::Rows(engine, _), _) => (engine.clone(), next.all(services)),
             _ => return Ok(()),
         };
         engine.apply(events)?;

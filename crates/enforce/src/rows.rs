@@ -1,7 +1,11 @@
 //! Converts rows of `wharf-policy` to the kernel's rows and back.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
+use ipnet::IpNet;
 use wharf_common::{
     CellKey, PeerRow, SetsRow,
     flow::{ICMP, ICMPV6, SCTP, TCP, UDP},
@@ -25,7 +29,7 @@ use crate::redirects::Listeners;
 const _: () = assert!(SetId::DENIES == policy::SET_DENIES);
 
 /// `owner` returns a prefix's [`PeerRow::identity`].
-pub(crate) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity) -> u32) -> Vec<RowChange> {
+pub(crate) fn changes(changes: &[Change], owner: impl Fn(&IpNet, Identity) -> u32) -> Vec<RowChange> {
     let of = |change: &Change| {
         Some(match change {
             // Not in the kernel.
@@ -50,6 +54,19 @@ pub(crate) fn changes(changes: &[Change], owner: impl Fn(&ipnet::IpNet, Identity
         })
     };
     changes.iter().filter_map(of).collect()
+}
+
+/// Without the peers that the kernel has already, and that have no other change.
+pub(crate) fn without_equal(mut rows: Vec<RowChange>, peers: &BTreeMap<IpNet, PeerRow>) -> Vec<RowChange> {
+    let mut changes: HashMap<IpNet, usize> = HashMap::new();
+    for row in &rows {
+        if let RowChange::Peer(net, _) = row {
+            *changes.entry(*net).or_default() += 1;
+        }
+    }
+    let is_there = |net: &IpNet, row: &PeerRow| changes.get(net) == Some(&1) && peers.get(net) == Some(row);
+    rows.retain(|row| !matches!(row, RowChange::Peer(net, Some(row)) if is_there(net, row)));
+    rows
 }
 
 /// Identities and rule origins are unknown. A port that `listeners` lacks lets nothing pass.
@@ -99,7 +116,7 @@ fn unknown(port: ListenerId) -> Listener {
     Listener { direction: Direction::Ingress, requests: Arc::new(requests), share: Share::default() }
 }
 
-/// No endpoint has it, so rows with it are rewritten.
+/// No endpoint has it, so the engine takes each row for changed; see [`without_equal`].
 const UNKNOWN: Identity = Identity(u32::MAX);
 
 /// An endpoint of this node in the tables.

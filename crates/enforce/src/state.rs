@@ -1,7 +1,7 @@
 //! Policy of the node: its inputs, and the states of kernel and proxy.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::IpAddr,
     path::PathBuf,
     sync::Arc,
@@ -9,7 +9,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use wharf_common::{SetsRow, policy::PEER_SERVICE};
+use wharf_common::{PeerRow, SetsRow, policy::PEER_SERVICE};
 use wharf_core::{
     identity::Identity,
     ids::EndpointId,
@@ -59,8 +59,8 @@ pub struct KernelRows {
 pub(crate) enum Base {
     /// Nothing: a change is not complete.
     Unknown,
-    /// Rows of another agent, or of lost policies. The engine has no inputs.
-    Rows(Engine),
+    /// Rows of another agent, or of lost policies. The engine has no inputs; its tables lack the peers' identities.
+    Rows(Engine, Arc<BTreeMap<IpNet, PeerRow>>),
     /// The rows follow from the inputs.
     Inputs(Engine),
 }
@@ -69,7 +69,7 @@ impl Base {
     pub(crate) const fn engine(&self) -> Option<&Engine> {
         match self {
             Self::Unknown => None,
-            Self::Rows(engine) | Self::Inputs(engine) => Some(engine),
+            Self::Rows(engine, _) | Self::Inputs(engine) => Some(engine),
         }
     }
 }
@@ -339,13 +339,13 @@ impl State {
         // The rows lead there already.
         let there = redirects::wanted(&tables, &self.inputs.members);
         self.proxy.sent = redirects::both(&self.proxy.sent, &there);
-        (Base::Rows(self.engine(tables)), is_any)
+        (Base::Rows(self.engine(tables), Arc::new(rows.peers)), is_any)
     }
 
     /// The kernel's rows no longer follow from the inputs.
     pub(crate) fn rebase(&mut self) {
         self.base = match std::mem::replace(&mut self.base, Base::Unknown) {
-            Base::Inputs(engine) => Base::Rows(self.engine(engine.into_tables())),
+            Base::Inputs(engine) => Base::Rows(self.engine(engine.into_tables()), Arc::default()),
             other => other,
         };
     }
@@ -443,7 +443,11 @@ impl State {
                 None => Identity::WORLD.0,
             }
         };
-        rows::changes(changes, owner)
+        let rows = rows::changes(changes, owner);
+        match &self.base {
+            Base::Rows(_, peers) => rows::without_equal(rows, peers),
+            Base::Unknown | Base::Inputs(_) => rows,
+        }
     }
 }
 

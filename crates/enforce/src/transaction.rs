@@ -262,7 +262,7 @@ impl Transaction {
         let is_known = !self.reads
             && match state.base {
                 Base::Unknown => false,
-                Base::Rows(_) => true,
+                Base::Rows(..) => true,
                 Base::Inputs(_) => self.events.is_some(),
             };
         if self.next.documents.is_lost() {
@@ -414,7 +414,7 @@ impl Transaction {
         };
         let changes = match engine.apply(events) {
             Ok(changes) => changes,
-            // All rows get new numbers. Otherwise, policies that were in force before a start would not be again.
+            // Rows that differ get new numbers. Otherwise, policies that were in force before a start would not be again.
             Err(Refused::TooLarge(TooLarge { during: true, .. })) if self.fits_after_isolation(state, &before) => {
                 self.isolation = Isolation::Next;
                 return Effect::Compute(self);
@@ -442,7 +442,7 @@ impl Transaction {
     }
 
     fn fits_after_isolation(&self, state: &State, before: &Tables) -> bool {
-        let Base::Rows(engine) = &state.base else { return false };
+        let Base::Rows(engine, _) = &state.base else { return false };
         if self.isolation != Isolation::None || self.terms.can_be_refused {
             return false;
         }

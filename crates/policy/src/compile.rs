@@ -51,6 +51,7 @@ mod engine;
 mod identities;
 mod ids;
 mod ipcache;
+mod kept;
 mod kinds;
 mod limits;
 mod listeners;

@@ -40,6 +40,11 @@ impl Classes {
         self.ids.settle();
     }
 
+    /// See [`Ids::keep`].
+    pub(super) fn keep(&mut self, numbers: BTreeMap<u32, u32>) {
+        self.ids.keep(numbers);
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.signatures.is_empty()
     }

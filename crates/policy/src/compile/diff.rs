@@ -245,7 +245,8 @@ fn pass_through(
     }
     let of_addresses = [&old.ipcache, &new.ipcache].into_iter().filter_map(|rows| rows.classes().next_back());
     // An interrupted change may leave cells of unused classes.
-    let of_cells = rules.gone.iter().filter_map(|(_, rows)| rows.last_class());
+    let earlier = rules.gone.iter().map(|(_, rows)| *rows).chain(rules.others.iter().map(|(_, before, _)| *before));
+    let of_cells = earlier.filter_map(|rows| rows.last_class());
     let last = of_addresses.chain(of_cells).max();
     let mut free = (last.map_or(0, |class| class.0)..=u32::MAX).skip(1).map(PeerClass);
     let all: BTreeSet<Way> = prefixes.values().map(|prefix| prefix.way).collect();

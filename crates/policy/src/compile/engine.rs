@@ -31,6 +31,7 @@ use super::{
     classes::Changed,
     diff::between,
     ids::Ids,
+    kept::Kept,
     kinds::{IdentityInUse, Kinds, Touched},
     limits::largest,
     listeners::Listeners,
@@ -179,7 +180,19 @@ impl Engine {
     /// The rows exceed the limits, or one identity has different labels. Nothing has changed.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
         let mut next = self.clone();
-        let sizes = next.build(events)?;
+        let sizes = if self.follows_other_tables() {
+            let events: Vec<Event> = events.into_iter().collect();
+            let sizes = next.build(events.iter().cloned())?;
+            match Kept::of(&self.tables, &next.tables) {
+                Some(kept) => {
+                    next = self.clone().keep(kept);
+                    next.build(events)?
+                }
+                None => sizes,
+            }
+        } else {
+            next.build(events)?
+        };
         let (networks, most) = (next.networks, self.most_networks);
         let beyond = (networks > most).then_some((Table::Networks, networks, most));
         if let Some(beyond) = beyond.or_else(|| sizes.beyond(&self.limits)) {
@@ -196,6 +209,19 @@ impl Engine {
         next.listeners.settle();
         *self = next;
         Ok(diff.changes)
+    }
+
+    /// The tables are of another engine, and not empty.
+    fn follows_other_tables(&self) -> bool {
+        self.peers.classes.is_empty() && self.sizes != Sizes::default()
+    }
+
+    /// Takes these numbers in the next build, with the events of the build before.
+    fn keep(mut self, kept: Kept) -> Self {
+        self.policies.keep(kept.rules.into_map());
+        self.sets.keep(kept.sets.into_map());
+        self.peers.classes.keep(kept.classes.into_map());
+        self
     }
 
     /// With more cells than fit, the result is a lower bound.

@@ -1,6 +1,6 @@
 //! Row numbers, reused after the removal of their rows.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use imbl::OrdSet;
 
@@ -13,32 +13,54 @@ pub(super) struct Ids {
     free: OrdSet<u32>,
     /// Released since [`Ids::settle`]: their rows exist.
     leaving: BTreeSet<u32>,
+    /// Taken in place of other numbers, until [`Ids::settle`].
+    kept: BTreeMap<u32, u32>,
+    /// Numbers of `kept` in use, and those that they replace.
+    reused: BTreeSet<u32>,
+    replaced: BTreeSet<u32>,
 }
 
 impl Ids {
     /// Rows of the numbers in `leaving` exist.
     pub(super) fn beside(leaving: impl Iterator<Item = u32>) -> Self {
-        Self { next: 1, free: OrdSet::new(), leaving: leaving.collect() }
+        let (free, kept, reused, replaced) = Default::default();
+        Self { next: 1, free, leaving: leaving.collect(), kept, reused, replaced }
+    }
+
+    /// Until [`Ids::settle`], takes a number of `kept` where it would take the number before it.
+    pub(super) fn keep(&mut self, kept: BTreeMap<u32, u32>) {
+        self.kept = kept;
     }
 
     pub(super) fn settle(&mut self) {
-        let leaving = std::mem::take(&mut self.leaving);
-        for id in leaving.range(..self.next) {
-            self.free.insert(*id);
-        }
+        self.kept.clear();
+        let mut free = std::mem::take(&mut self.leaving);
+        let reused = std::mem::take(&mut self.reused);
+        let next = reused.last().map_or(self.next, |last| self.next.max(last + 1));
+        free.extend(std::mem::take(&mut self.replaced));
+        free.extend(self.next..next);
+        self.free.extend(free.range(..next).filter(|id| !reused.contains(id)).copied());
+        self.next = next;
     }
 
     pub(super) fn take(&mut self) -> u32 {
-        self.free.remove_min().unwrap_or_else(|| {
+        let id = self.free.remove_min().unwrap_or_else(|| {
             while self.leaving.contains(&self.next) {
                 self.next += 1;
             }
             self.next += 1;
             self.next - 1
+        });
+        // `leaving` still has the kept number, so that the next numbers are those of the first build.
+        self.kept.remove(&id).map_or(id, |kept| {
+            self.reused.insert(kept);
+            self.replaced.insert(id);
+            kept
         })
     }
 
     pub(super) fn give_back(&mut self, id: u32) {
+        self.reused.remove(&id);
         self.leaving.insert(id);
     }
 }
@@ -55,5 +77,15 @@ mod tests {
         assert_eq!(ids.take(), 4);
         ids.settle();
         assert_eq!([ids.take(), ids.take(), ids.take(), ids.take(), ids.take()], [1, 2, 5, 6, 7]);
+    }
+
+    #[test]
+    fn kept_numbers_are_taken_in_place_of_others_and_all_others_are_free_afterwards() {
+        let mut ids = Ids::beside([2, 7, 9].into_iter());
+        ids.keep([(1, 9), (4, 2), (3, 3)].into());
+        assert_eq!([ids.take(), ids.take(), ids.take(), ids.take()], [9, 3, 2, 5]);
+        ids.settle();
+        assert_eq!([ids.take(), ids.take(), ids.take(), ids.take(), ids.take()], [1, 4, 6, 7, 8]);
+        assert_eq!(ids.take(), 10);
     }
 }

@@ -120,6 +120,11 @@ impl Policies {
         Self { orders: OrdMap::new(), entries: OrdMap::new(), indices }
     }
 
+    /// See [`Ids::keep`].
+    pub(super) fn keep(&mut self, numbers: BTreeMap<u32, u32>) {
+        self.indices.keep(numbers);
+    }
+
     /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.indices.settle();

@@ -1,6 +1,9 @@
 //! Rule sets in use, and their kinds of endpoints.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use imbl::{OrdMap, OrdSet};
 
@@ -38,6 +41,11 @@ impl RuleSets {
     /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.ids.settle();
+    }
+
+    /// See [`Ids::keep`].
+    pub(super) fn keep(&mut self, numbers: BTreeMap<u32, u32>) {
+        self.ids.keep(numbers);
     }
 
     pub(super) fn acquire(

@@ -152,8 +152,12 @@ proptest! {
         let mut world = world;
         steps.iter().for_each(|step| step.apply(&mut world));
         let mut second = Engine::after(ROOMY, first.tables().clone());
-        second.apply(events(&world)).expect("it fits");
+        let changes = second.apply(events(&world)).expect("it fits");
         check(first.tables(), second.tables(), &probes)?;
+        if steps.is_empty() {
+            let is_row = |change: &&Change| !matches!(change, Change::PutOrigin(..) | Change::DropOrigin(_));
+            prop_assert_eq!(changes.iter().filter(is_row).collect::<Vec<_>>(), Vec::<&Change>::new());
+        }
     }
 }
 

@@ -1,0 +1,169 @@
+//! Numbers of rows that an engine takes over from the tables of another one.
+//!
+//! An engine made with [`after`](super::Engine::after) computes every row anew. Where the earlier tables have the same
+//! rows under other numbers, it takes these numbers. So rows that stay are not written, and need no room beside
+//! themselves.
+//!
+//! | number | belongs to an earlier one if |
+//! |---|---|
+//! | rule set | an endpoint has both; their ports and nearly all their cells are the same |
+//! | peer class | a prefix has both; their cells in every rule set that is kept are the same |
+//! | rule | it stands in the same place of a cell |
+//!
+//! Only equal cells count, so no cell of a kept rule set and a kept class is written.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use super::{Cell, Hit, PeerClass, Rows, RuleIndex, SetId, Tables};
+
+/// Higher numbers are not taken over: a number costs memory until it is reached.
+const MOST: u32 = 1 << 20;
+
+/// Earlier numbers by the numbers of a first build.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Numbers {
+    earlier: HashMap<u32, u32>,
+    taken: HashSet<u32>,
+}
+
+impl Numbers {
+    /// The first pair of a number counts.
+    fn add(&mut self, new: u32, earlier: u32) {
+        if earlier <= MOST && !self.earlier.contains_key(&new) && self.taken.insert(earlier) {
+            self.earlier.insert(new, earlier);
+        }
+    }
+
+    fn get(&self, new: u32) -> Option<u32> {
+        self.earlier.get(&new).copied()
+    }
+
+    fn remove(&mut self, new: u32) {
+        if let Some(earlier) = self.earlier.remove(&new) {
+            self.taken.remove(&earlier);
+        }
+    }
+
+    pub(super) fn into_map(self) -> BTreeMap<u32, u32> {
+        self.earlier.into_iter().collect()
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    /// Without [`SetId::DENIES`].
+    pub(super) sets: Numbers,
+    pub(super) classes: Numbers,
+    pub(super) rules: Numbers,
+}
+
+impl Kept {
+    /// `None` if no number of `new` belongs to one of `old`.
+    pub(super) fn of(old: &Tables, new: &Tables) -> Option<Self> {
+        let mut kept = Self::default();
+        let mut pairs = BTreeMap::new();
+        for (key, after) in &new.sets {
+            let Some(before) = old.sets.get(key) else { continue };
+            for (before, after) in [(before.ingress, after.ingress), (before.egress, after.egress)] {
+                let is_any = before != SetId::NONE && after != SetId::NONE;
+                if is_any && (before.0 ^ after.0) & SetId::DENIES == 0 {
+                    kept.sets.add(number(after), number(before));
+                    if kept.sets.get(number(after)) == Some(number(before)) {
+                        pairs.insert(after, before);
+                    }
+                }
+            }
+        }
+        for (net, known) in new.ipcache.iter() {
+            if let Some(before) = old.ipcache.get(net) {
+                kept.classes.add(known.class.0, before.class.0);
+            }
+        }
+        let empty = Rows::default();
+        let rows = |after: &SetId, before: &SetId| {
+            let [new, old] = [(new, after), (old, before)].map(|(tables, set)| tables.rules.get(set));
+            (new.map_or(&empty, |rows| &**rows), old.map_or(&empty, |rows| &**rows))
+        };
+        for (after, before) in &pairs {
+            let (new, old) = rows(after, before);
+            kept.pair_rules(new, old);
+        }
+        let by_earlier =
+            kept.classes.earlier.iter().map(|(new, earlier)| (PeerClass(*earlier), PeerClass(*new))).collect();
+        let mut differing = BTreeSet::new();
+        for (after, before) in &pairs {
+            let (new, old) = rows(after, before);
+            match kept.differing(new, old, &by_earlier) {
+                Some(classes) => differing.extend(classes),
+                None => kept.sets.remove(number(*after)),
+            }
+        }
+        differing.into_iter().for_each(|class| kept.classes.remove(class.0));
+        (!kept.sets.earlier.is_empty() || !kept.classes.earlier.is_empty()).then_some(kept)
+    }
+
+    fn earlier_class(&self, class: PeerClass) -> Option<PeerClass> {
+        if class == PeerClass::ANY { Some(class) } else { self.classes.get(class.0).map(PeerClass) }
+    }
+
+    fn pair_rules(&mut self, new: &Rows, old: &Rows) {
+        for ((class, port), after) in &new.cells {
+            let before = self.earlier_class(*class).and_then(|class| old.cells.get(&(class, *port)));
+            let Some(before) = before else { continue };
+            for (after, before) in [(after.admin, before.admin), (after.rest, before.rest)] {
+                let rules = after.and_then(|hit| hit.rule).zip(before.and_then(|hit| hit.rule));
+                if let Some((after, before)) = rules {
+                    self.rules.add(after.0, before.0);
+                }
+            }
+        }
+    }
+
+    /// Classes whose cells differ, at most half of those that both have; `None` if the rule sets differ otherwise.
+    fn differing(
+        &self,
+        new: &Rows,
+        old: &Rows,
+        by_earlier: &HashMap<PeerClass, PeerClass>,
+    ) -> Option<BTreeSet<PeerClass>> {
+        if new.ports != old.ports {
+            return None;
+        }
+        let mut places: BTreeMap<PeerClass, usize> = BTreeMap::new();
+        let mut differing = BTreeSet::new();
+        for ((class, port), cell) in &new.cells {
+            let Some(earlier) = self.earlier_class(*class) else { continue };
+            *places.entry(*class).or_default() += 1;
+            if old.cells.get(&(earlier, *port)).is_none_or(|before| *before != self.with_earlier_rules(*cell)) {
+                differing.insert(*class);
+            }
+        }
+        let mut earlier_places: BTreeMap<PeerClass, usize> = BTreeMap::new();
+        for (class, _) in old.cells.keys() {
+            let new = if *class == PeerClass::ANY { Some(class) } else { by_earlier.get(class) };
+            if let Some(class) = new {
+                *earlier_places.entry(*class).or_default() += 1;
+            }
+        }
+        let others = earlier_places.iter().filter(|(class, count)| places.get(class) != Some(count));
+        differing.extend(others.map(|(class, _)| *class));
+        let all = places.keys().chain(earlier_places.keys()).collect::<BTreeSet<_>>().len();
+        (!differing.contains(&PeerClass::ANY) && differing.len() * 2 <= all).then_some(differing)
+    }
+
+    fn with_earlier_rules(&self, cell: Cell) -> Cell {
+        let hit = |hit: Option<Hit>| {
+            hit.map(|hit| Hit {
+                // A rule that is not kept gets a number that no earlier one has.
+                rule: hit.rule.map(|rule| RuleIndex(self.rules.get(rule.0).unwrap_or(u32::MAX))),
+                ..hit
+            })
+        };
+        Cell { admin: hit(cell.admin), rest: hit(cell.rest) }
+    }
+}
+
+fn number(set: SetId) -> u32 {
+    set.0 & !SetId::DENIES
+}
