@@ -16,6 +16,7 @@ use wharf_core::{
     audit::{AuditFinding, AuditView, QueueFile, Repair},
     finding::{EndpointProblem, Kept, NodeProblem, Problem, Stray, Verdict},
     ids::{EndpointId, Epoch},
+    kernel::Kernel,
     plan::{CreateStep, DeleteStep},
     state::Level,
     store::{Change, LeaseOwner, Snapshot},
@@ -24,11 +25,12 @@ use wharf_handover::queue::Queue;
 use wharf_kit::{clock, sync::lock};
 
 use crate::{
-    addresses::{pools, resting},
+    addresses::{Addresses, pools, resting},
     endpoint::{deletions, look, orphan, out_of_service, unfinished},
     findings::{self, Left},
     node::{
         endpoint::{Command, Handle, View},
+        endpoints::Endpoints,
         lifecycle::Lifecycle,
         queue::{Cause, Deletions, QueueFailure},
         registry::Registry,
@@ -148,30 +150,32 @@ impl Outcome {
 /// # Errors
 /// Unreadable kernel or store.
 pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, AuditError> {
-    let before = life.jobs.in_flight();
-    let prepared_before = life.prepared.ids();
+    let (endpoints, addresses) = (&life.endpoints, &life.network.addresses);
+    let before = endpoints.jobs.in_flight();
+    let prepared_before = endpoints.prepared.ids();
     let snapshot = life.store.snapshot().await?;
     let dump = life.kernel.dump().await?;
-    let after = life.jobs.in_flight();
+    let after = endpoints.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
     // Before the store is read again, so that each has a record there.
-    let lived: HashSet<_> = life.registry.list().iter().filter(|h| h.shared.read(|v| v.committed)).map(key).collect();
+    let lived: HashSet<_> =
+        endpoints.registry.list().iter().filter(|h| h.shared.read(|v| v.committed)).map(key).collect();
     // Changed meanwhile: in flight.
     let later = life.store.snapshot().await?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
     // Abandoned endpoints: the status shows them, and the agent deletes them after their grace time.
-    in_flight.extend(life.registry.list().iter().filter(|h| h.is_abandoned()).map(|h| h.id));
-    let prepared: BTreeSet<_> = prepared_before.union(&life.prepared.ids()).copied().collect();
-    let mut node_part = life.kernel.observe_node(&life.spec()).await?;
-    pools::look(&life.addresses).await?;
-    node_part.extend(pools::problems(&life.addresses));
-    let (queue, no_queue) = match queue_files(&life.deletions).await {
+    in_flight.extend(endpoints.registry.list().iter().filter(|h| h.is_abandoned()).map(|h| h.id));
+    let prepared: BTreeSet<_> = prepared_before.union(&endpoints.prepared.ids()).copied().collect();
+    let mut node_part = life.kernel.observe_node(&life.network.spec()).await?;
+    pools::look(addresses).await?;
+    node_part.extend(pools::problems(addresses));
+    let (queue, no_queue) = match queue_files(&endpoints.deletions).await {
         Ok(queue) => (queue, None),
         Err(why) => (Vec::new(), Some(why.to_string())),
     };
     let (cidrs, resting, router) = {
-        let ipam = lock(&life.addresses.ipam);
+        let ipam = lock(&addresses.ipam);
         (ipam.cidrs(), ipam.resting().len(), [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)])
     };
     let view = AuditView {
@@ -186,17 +190,17 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     };
     let mut findings = wharf_core::audit::audit(&view);
     findings.extend(no_queue.map(|why| {
-        let path = life.deletions.queue.path().display().to_string();
+        let path = endpoints.deletions.queue.path().display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::Queue { path, why }), owner: None, repair: None }
     }));
     // Reported above if unreadable.
-    findings.extend(life.deletions.blocking(Queue::aside).await.unwrap_or_default().into_iter().map(|path| {
+    findings.extend(endpoints.deletions.blocking(Queue::aside).await.unwrap_or_default().into_iter().map(|path| {
         let path = path.display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::QueueAside { path }), owner: None, repair: None }
     }));
-    findings.extend(memory_against_store(life, &later, &lived));
+    findings.extend(memory_against_store(endpoints, addresses, &later, &lived));
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
-    let close = close_looks(life, &in_flight, pause).await?;
+    let close = close_looks(&*life.kernel, endpoints, &in_flight, pause).await?;
     // Later and more detailed than the dump.
     findings.retain(|f| !matches!(f.problem, Problem::Endpoint(id, _) if close.looked_at.contains(&id)));
     findings.extend(close.findings);
@@ -254,7 +258,7 @@ async fn mend_all(
             None => None,
             Some(Repair::Regenerate(id, _)) => {
                 if regenerated.is_empty() {
-                    regenerated = renew(life, &levels).await;
+                    regenerated = renew(&*life.kernel, &life.endpoints.registry, &levels).await;
                 }
                 Some(match regenerated.get(id) {
                     Some(Err(why)) => Err(why.clone()),
@@ -274,7 +278,7 @@ async fn mend_all(
         if let (Some(Ok(())), Some(action)) = (&outcome, wanted) {
             *done.entry(action.in_words()).or_default() += 1;
             if let Problem::Endpoint(id, _) = finding.problem
-                && let Some(handle) = life.registry.get(id)
+                && let Some(handle) = life.endpoints.registry.get(id)
             {
                 let what = format!("{}; mended", findings::in_words(&finding.problem));
                 handle.shared.log(LogStatus::Warning, "audit", what);
@@ -291,13 +295,14 @@ async fn mend_all(
 
 /// Within [`RENEWAL`] in total; returns remaining problems, or why a build failed.
 async fn renew(
-    life: &Arc<Lifecycle>,
+    kernel: &dyn Kernel,
+    registry: &Registry,
     levels: &BTreeMap<EndpointId, Level>,
 ) -> BTreeMap<EndpointId, Result<Vec<Problem>, RepairError>> {
     let until = Instant::now() + RENEWAL;
     let each = levels.iter().map(|(id, level)| async move {
-        let work = timeout_at(until, regenerate(life, *id, *level)).await;
-        (*id, work.unwrap_or_else(|_| Err(still_waits(&life.registry, *id))))
+        let work = timeout_at(until, regenerate(kernel, registry, *id, *level)).await;
+        (*id, work.unwrap_or_else(|_| Err(still_waits(registry, *id))))
     });
     futures::future::join_all(each).await.into_iter().collect()
 }
@@ -308,12 +313,17 @@ fn still_waits(registry: &Registry, id: EndpointId) -> RepairError {
     RepairError::Waits(waits_for.unwrap_or("its turn"), RENEWAL)
 }
 
-async fn regenerate(life: &Arc<Lifecycle>, id: EndpointId, level: Level) -> Result<Vec<Problem>, RepairError> {
-    let handle = life.registry.get(id).ok_or(RepairError::Gone)?;
+async fn regenerate(
+    kernel: &dyn Kernel,
+    registry: &Registry,
+    id: EndpointId,
+    level: Level,
+) -> Result<Vec<Problem>, RepairError> {
+    let handle = registry.get(id).ok_or(RepairError::Gone)?;
     let (done, answer) = tokio::sync::oneshot::channel();
     handle.mailbox.send(Command::Regenerate(level, done)).await.map_err(|_| RepairError::Gone)?;
     answer.await.map_err(|_| RepairError::Gone)??;
-    Ok(look::once(&*life.kernel, &handle).await?.problems)
+    Ok(look::once(kernel, &handle).await?.problems)
 }
 
 #[derive(Default)]
@@ -324,20 +334,21 @@ struct CloseLooks {
 
 /// Compares what the dump lacks: hooks' programs, endpoint maps, addresses, MTU. Skips notices.
 async fn close_looks(
-    life: &Arc<Lifecycle>,
+    kernel: &dyn Kernel,
+    endpoints: &Endpoints,
     in_flight: &BTreeSet<EndpointId>,
     pause: Duration,
 ) -> Result<CloseLooks, AuditError> {
     let mut found = CloseLooks::default();
     let idle = |h: &Handle| !in_flight.contains(&h.id) && h.shared.read(View::is_settled);
-    let handles: Vec<Handle> = life.registry.list().into_iter().filter(idle).collect();
+    let handles: Vec<Handle> = endpoints.registry.list().into_iter().filter(idle).collect();
     for (n, handles) in handles.chunks(IN_A_ROW).enumerate() {
         if n > 0 && !pause.is_zero() {
             tokio::time::sleep(pause).await;
         }
-        for look in look::each(&*life.kernel, handles).await? {
+        for look in look::each(kernel, handles).await? {
             let id = look.view.record.id;
-            if !look.settled || life.jobs.is_in_flight(id) {
+            if !look.settled || endpoints.jobs.is_in_flight(id) {
                 continue;
             }
             found.looked_at.insert(id);
@@ -352,12 +363,13 @@ async fn close_looks(
 }
 
 fn memory_against_store(
-    life: &Lifecycle,
+    endpoints: &Endpoints,
+    addresses: &Addresses,
     snapshot: &Snapshot,
     lived: &HashSet<(EndpointId, Epoch)>,
 ) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
-    if !life.jobs.in_flight().is_empty() {
+    if !endpoints.jobs.in_flight().is_empty() {
         // Running operations change memory and store in two steps.
         return findings;
     }
@@ -366,14 +378,14 @@ fn memory_against_store(
     let is_young = |since_ms| now.checked_sub(since_ms).is_some_and(|age| age < CreateStep::Commit.deadline_ms());
     let stored: HashMap<IpAddr, &LeaseOwner> = snapshot.leases.iter().map(|l| (l.ip, &l.owner)).collect();
     let records: HashSet<_> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
-    let leases = lock(&life.addresses.ipam).leases();
+    let leases = lock(&addresses.ipam).leases();
     for lease in leases {
         if lease.owner != LeaseOwner::Node
             && !is_young(lease.since_unix_ms)
             && stored.get(&lease.ip) != Some(&&lease.owner)
         {
             // Left by a failed undo: no endpoint releases it.
-            let nobodys = is_nobodys(&life.registry, &lease.owner);
+            let nobodys = is_nobodys(&endpoints.registry, &lease.owner);
             findings.push(AuditFinding {
                 problem: Problem::Stray(Stray::UnstoredLease { ip: lease.ip, nobodys }),
                 owner: Some(wharf_core::ipam::describe_owner(&lease.owner)),
@@ -381,7 +393,7 @@ fn memory_against_store(
             });
         }
     }
-    for handle in life.registry.list().iter().filter(|h| lived.contains(&key(h)) && !records.contains(&key(h))) {
+    for handle in endpoints.registry.list().iter().filter(|h| lived.contains(&key(h)) && !records.contains(&key(h))) {
         findings.push(AuditFinding {
             problem: Problem::Kept(Kept::RecordMissing { id: handle.id }),
             owner: Some(handle.shared.read(|v| v.record.attachment.to_string())),
@@ -405,6 +417,7 @@ fn is_nobodys(registry: &Registry, owner: &LeaseOwner) -> bool {
 }
 
 async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Result<(), RepairError> {
+    let (endpoints, addresses) = (&life.endpoints, &life.network.addresses);
     match repair {
         Repair::RemoveLink(link) => {
             // The epoch protects the id's next owner.
@@ -413,35 +426,35 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
             removed.map_err(|_| RepairError::NoAnswer(bound))??;
         }
         Repair::RemovePins(id) => {
-            let _held = Held::take(life, *id)?;
-            life.jobs.remove_programs(*id).await?;
+            let _held = Held::take(endpoints, *id)?;
+            endpoints.jobs.remove_programs(*id).await?;
         }
         Repair::RemoveEndpointRow(ip, epoch) => life.kernel.remove_endpoint_row(*ip, *epoch).await?,
         Repair::RemoveCallSlot(slot) => {
             let id = u16::try_from(*slot).ok().and_then(|n| EndpointId::try_from(n).ok());
-            let _held = id.map(|id| Held::take(life, id)).transpose()?;
+            let _held = id.map(|id| Held::take(endpoints, id)).transpose()?;
             life.kernel.remove_call_slot(*slot).await?;
         }
         Repair::RemoveNat(entry) => life.kernel.remove_nat_entry(entry).await?,
         Repair::RemoveRoute(route) => life.kernel.remove_route(route).await?,
         Repair::ReleaseLease(ip) => match snapshot.leases.iter().find(|l| l.ip == *ip) {
-            Some(lease) => resting::release(&life.addresses, std::slice::from_ref(lease), Vec::new()).await?,
+            Some(lease) => resting::release(addresses, std::slice::from_ref(lease), Vec::new()).await?,
             None => {
                 let lease =
-                    lock(&life.addresses.ipam).get(*ip).filter(|l| is_nobodys(&life.registry, &l.owner)).cloned();
-                resting::in_memory(&life.addresses, lease.as_slice());
+                    lock(&addresses.ipam).get(*ip).filter(|l| is_nobodys(&endpoints.registry, &l.owner)).cloned();
+                resting::in_memory(addresses, lease.as_slice());
             }
         },
         Repair::EnsureNode => {
-            life.ensure_node().await?;
-            life.ensure_nat().await?;
+            life.network.ensure_node().await?;
+            life.network.ensure_nat().await?;
         }
         Repair::DrainQueue => match deletions::drain(life, Cause::Tick).await? {
             0 => {}
             left => return Err(RepairError::Unserved(left)),
         },
         Repair::ForgetRest(ip) => life.store.commit(vec![Change::RemoveRest(*ip)]).await?,
-        Repair::RemoveQueueFile(name) => life.deletions.discard(name).await?,
+        Repair::RemoveQueueFile(name) => endpoints.deletions.discard(name).await?,
         Repair::ReleaseOutOfService(id) => drop(out_of_service::release(life, *id).await?),
         Repair::CloseIntent(id, epoch, link) => {
             if let Some(link) = link {
@@ -450,7 +463,7 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
             unfinished::finish(life, *id).await?;
             life.store.commit(vec![Change::RemoveIntent(*id, *epoch)]).await?;
         }
-        Repair::Regenerate(id, level) => drop(regenerate(life, *id, *level).await?),
+        Repair::Regenerate(id, level) => drop(regenerate(&*life.kernel, &endpoints.registry, *id, *level).await?),
     }
     Ok(())
 }
@@ -470,29 +483,31 @@ async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailu
         .collect())
 }
 
-struct Held {
-    life: Arc<Lifecycle>,
+struct Held<'a> {
+    registry: &'a Registry,
     id: EndpointId,
     was_free: bool,
 }
 
-impl Held {
+impl<'a> Held<'a> {
     /// Takes an unused id: pins and call slots carry no epoch.
-    fn take(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Self, RepairError> {
-        let was_free = life.registry.claim_id(id);
-        let in_use = life.registry.get(id).is_some() || life.jobs.is_in_flight(id) || life.prepared.ids().contains(&id);
+    fn take(endpoints: &'a Endpoints, id: EndpointId) -> Result<Self, RepairError> {
+        let was_free = endpoints.registry.claim_id(id);
+        let in_use = endpoints.registry.get(id).is_some()
+            || endpoints.jobs.is_in_flight(id)
+            || endpoints.prepared.ids().contains(&id);
         // An unfinished undo reserves an unused id.
         if !was_free && in_use {
             return Err(RepairError::InUse(id));
         }
-        Ok(Self { life: Arc::clone(life), id, was_free })
+        Ok(Self { registry: &endpoints.registry, id, was_free })
     }
 }
 
-impl Drop for Held {
+impl Drop for Held<'_> {
     fn drop(&mut self) {
         if self.was_free {
-            self.life.registry.free_id(self.id);
+            self.registry.free_id(self.id);
         }
     }
 }

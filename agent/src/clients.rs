@@ -7,10 +7,16 @@
 use std::{sync::Arc, time::Duration};
 
 use tokio::time::Instant;
-use wharf_core::{flow::ProxyClients, kernel::KernelError};
+use wharf_core::{
+    flow::ProxyClients,
+    kernel::{Kernel, KernelError},
+};
 use wharf_proxy::Connections;
 
-use crate::node::{clients::Clients, lifecycle::Lifecycle};
+use crate::{
+    node::{clients::Clients, lifecycle::Tasks},
+    policy::Policy,
+};
 
 const CONTROLLER: &str = "proxy-clients";
 /// Interval of reading the opened connections.
@@ -52,8 +58,8 @@ impl Count {
 }
 
 /// Runs while a proxy is enabled, until the agent stops.
-pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
-    let (tasks, share) = (&life.tasks, share());
+pub async fn watch(kernel: Arc<dyn Kernel>, policy: Arc<Policy>, tasks: Tasks, clients: Arc<Clients>) {
+    let share = share();
     let (mut last, mut wait): (Option<Count>, _) = (None, LOOK);
     loop {
         tokio::select! {
@@ -61,16 +67,16 @@ pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
             () = tokio::time::sleep(wait) => {}
         }
         // Even before a rule redirects: limits precede its first connection.
-        if !life.proxy.redirects.enabled() {
+        if !policy.proxy.redirects.enabled() {
             last = None;
             continue;
         }
         let looked = async {
-            let (opened, now) = (life.kernel.observe_opened_to_proxies().await?, Instant::now());
+            let (opened, now) = (kernel.observe_opened_to_proxies().await?, Instant::now());
             if last.is_some_and(|last| !last.is_over(opened, share, now)) {
                 return Ok(None);
             }
-            let ProxyClients { open, spent } = life.kernel.limit_proxy_clients(share).await?;
+            let ProxyClients { open, spent } = kernel.limit_proxy_clients(share).await?;
             clients.note(spent, now);
             Ok::<_, KernelError>(Some(Count { at: now, took: now.elapsed(), opened, open }))
         };
@@ -89,7 +95,7 @@ pub async fn watch(life: Arc<Lifecycle>, clients: Arc<Clients>) {
         }
     }
     if last.is_some()
-        && let Err(why) = life.kernel.limit_proxy_clients(NO_SHARE).await
+        && let Err(why) = kernel.limit_proxy_clients(NO_SHARE).await
     {
         tracing::warn!("the limits of the proxies' clients hold for some seconds more: {why}");
     }

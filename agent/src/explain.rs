@@ -36,6 +36,7 @@ use crate::{
     node::{
         Node,
         endpoint::{Handle, View, api_endpoint},
+        endpoints::Endpoints,
         health,
         lifecycle::Lifecycle,
         looks::Purpose,
@@ -57,8 +58,8 @@ const MAX_LISTED: usize = 16;
 /// No known form.
 pub async fn explain(node: &Arc<Node>, text: &str) -> Result<Explanation, SubjectError> {
     let subject = subject::parse(text)?;
-    let mut found = subject::find(&node.life, &subject);
-    let records = deletion_records(&node.life.deletions).await;
+    let mut found = subject::find(&node.life.endpoints, &node.life.network.addresses, &subject);
+    let records = deletion_records(&node.life.endpoints.deletions).await;
     let mut answer = match (found.living.len(), found.orphans.len() + found.out_of_service.len()) {
         (1, _) => living(node, &found.living[0], &records).await,
         (0, 1) => past::out_of_service(node, &found).await,
@@ -67,12 +68,13 @@ pub async fn explain(node: &Arc<Node>, text: &str) -> Result<Explanation, Subjec
             None if !found.past.is_empty() && !matches!(subject, Subject::Address(_)) => several(text, &found),
             _ => match &subject {
                 Subject::Address(ip) => {
-                    if let Some(feed) = node.life.cluster.feed() {
+                    if let Some(feed) = node.life.network.cluster.feed() {
                         feed.restored().await;
                     }
-                    address::explain(&node.life, *ip)
+                    let Lifecycle { config, network, endpoints, .. } = &*node.life;
+                    address::explain(config, network, endpoints, *ip)
                 }
-                _ => nothing(&node.life, text, &subject, &records),
+                _ => nothing(&node.life.endpoints, node.life.config.timeline_keep, text, &subject, &records),
             },
         },
         _ => several(text, &found),
@@ -176,7 +178,7 @@ async fn living(node: &Arc<Node>, handle: &Handle, records: &Result<Vec<Deletion
     let mut answer = blank(format!("endpoint {}", r.id), SubjectKind::Endpoint, health, summary);
     answer.facts.extend(what_to_do(&known, r.id).map(|text| fact("what to do", text)));
     answer.facts.extend(facts(&node.life.config.node_name, &view));
-    answer.facts.extend(redirects(&node.life.proxy.redirects.look(), r.id));
+    answer.facts.extend(redirects(&node.life.policy.proxy.redirects.look(), r.id));
     let notices = found.iter().flatten().flatten().filter(|p| p.mender() == Mender::Nobody);
     answer.facts.extend(notices.map(|p| fact("notice", format!("{}; {}", findings::in_words(p), p.remedy()))));
     if let Some(record) = record {
@@ -452,11 +454,17 @@ fn several(text: &str, found: &Found) -> Explanation {
     Explanation { candidates, ..blank(text.to_owned(), SubjectKind::Several, Health::Pending, summary) }
 }
 
-fn nothing(life: &Lifecycle, text: &str, subject: &Subject, records: &Result<Vec<Deletion>, Unknown>) -> Explanation {
-    let keep = conclude::span(u64::try_from(life.config.timeline_keep.as_millis()).unwrap_or(u64::MAX));
+fn nothing(
+    endpoints: &Endpoints,
+    keep: Duration,
+    text: &str,
+    subject: &Subject,
+    records: &Result<Vec<Deletion>, Unknown>,
+) -> Explanation {
+    let keep = conclude::span(u64::try_from(keep.as_millis()).unwrap_or(u64::MAX));
     let mut searched = vec![
-        format!("{} endpoints", life.registry.len()),
-        format!("{} lives that ended in the last {keep}", life.timelines.ended_count()),
+        format!("{} endpoints", endpoints.registry.len()),
+        format!("{} lives that ended in the last {keep}", endpoints.timelines.ended_count()),
         "endpoints whose records were lost, and records out of service".to_owned(),
     ];
     match records {
@@ -475,14 +483,14 @@ fn nothing(life: &Lifecycle, text: &str, subject: &Subject, records: &Result<Vec
         Err(why) => searched.push(format!("not the deletion queue: {why}")),
     }
     if let Subject::Number(id) = subject
-        && life.prepared.ids().contains(id)
+        && endpoints.prepared.ids().contains(id)
     {
         let summary =
             "no endpoint has this number yet: programs are kept ready under it, and the next create takes them";
         let name = format!("endpoint {id}");
         return Explanation { searched, ..blank(name, SubjectKind::Unknown, Health::Pending, summary.to_owned()) };
     }
-    let near = subject::near(&life.registry, subject, 5);
+    let near = subject::near(&endpoints.registry, subject, 5);
     let summary = format!("nothing on this node is or was called {text:?}, as far back as the agent remembers");
     Explanation {
         searched,

@@ -90,15 +90,18 @@ use wharf_store::{Store, StoreError};
 use crate::{
     addresses::{pools, resting},
     admin::Admin,
+    cluster::Cluster,
     commands::reports,
     config::AgentConfig,
     endpoint::{abandoned, deletions, links, mtu, prepared, refusals, resume},
     monitor::Judged,
     node::{
         Node,
+        endpoints::Endpoints,
         lifecycle::{Lifecycle, Tasks},
         queue, timeline,
     },
+    policy::Policy,
     proxy::{
         Proxies,
         dns::Dns,
@@ -189,7 +192,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     // Until all operations have ended: they wait for it.
     tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
-    let feed_listener = match life.cluster.feed() {
+    let feed_listener = match life.network.cluster.feed() {
         Some(feed) => Some(cluster::feed::server::bind(feed).await.context("--cluster-feed")?),
         None => None,
     };
@@ -208,23 +211,23 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
             () = owned.pulses.runtime.keep() => {}
         }
     });
-    mtu::observe(life).await?;
-    life.load_cluster(&boot_id).await?;
-    life.set_cluster().await?;
-    life.ensure_node().await?;
-    pools::look(&life.addresses).await.map_err(anyhow::Error::msg)?;
+    mtu::observe(&life.network).await?;
+    life.network.load_cluster(&boot_id).await?;
+    life.network.set_cluster().await?;
+    life.network.ensure_node().await?;
+    pools::look(&life.network.addresses).await.map_err(anyhow::Error::msg)?;
     // After all checks. Without masquerading, the node's containers still reach each other.
-    let masquerading = life.ensure_nat().await;
+    let masquerading = life.network.ensure_nat().await;
     if let Err(why) = &masquerading {
         tracing::warn!("containers do not reach other networks: {why}");
     }
     tasks.controllers.record(MASQUERADE, masquerading);
-    lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
+    lock(&life.network.addresses.ipam).set_rest(life.config.ip_rest_ms);
     let restoring = telemetry::operation::OpId::next(telemetry::operation::Kind::Restore).span();
     restore::restore(life, opened.snapshot, opened.lost).instrument(restoring).await?;
     let (owned, started) = (Arc::clone(&node), Started { feed_listener, proxy, requests, queries, answers });
     let starting = async move { start_policy(&owned, started).await };
-    let starting = match life.cluster.feed() {
+    let starting = match life.network.cluster.feed() {
         Some(_) => Some(tasks.operations.spawn(starting)),
         None => {
             starting.await;
@@ -243,7 +246,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     cluster::pools::keep_at_start(&life.config, &boot_id);
     tasks.operations.spawn(read_events(Arc::clone(life), events));
     tasks.operations.spawn(links::watch(Arc::clone(life), Arc::clone(&kernel)));
-    tasks.operations.spawn(follow_addresses(Arc::clone(life), address_changes));
+    tasks.operations.spawn(follow_addresses(Arc::clone(&life.policy), tasks.clone(), address_changes));
     if life.config.debug_programs {
         tasks.operations.spawn(read_program_log(Arc::clone(life), kernel));
     }
@@ -253,12 +256,12 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         tasks.operations.spawn(serve::metrics(listener, router, stop));
     }
     give_memory_back();
-    if let Err(why) = life.memory.admit() {
+    if let Err(why) = life.endpoints.admission.memory.admit() {
         tracing::warn!("every ADD is refused: {why} (docs/sizing.md)");
     }
     node.serving.store(true, Ordering::Release);
     tracing::info!(socket = %socket.display(), node = node_name, version = env!("CARGO_PKG_VERSION"), "serving");
-    life.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));
+    life.telemetry.monitor.agent(None, "agent-started", format!("version {}", env!("CARGO_PKG_VERSION")));
     systemd::ready();
 
     let end = tokio::select! {
@@ -270,7 +273,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
             tracing::info!("SIGINT: stopping");
             End::Stopped
         }
-        () = other_pools(life) => End::Restart,
+        () = other_pools(&life.network.cluster) => End::Restart,
         panicked = panic_of(starting) => std::panic::resume_unwind(panicked),
     };
     match end {
@@ -293,8 +296,8 @@ async fn panic_of(task: Option<tokio::task::JoinHandle<()>>) -> Box<dyn std::any
 }
 
 /// Returns when the agent must restart for other pools.
-async fn other_pools(life: &Lifecycle) {
-    match life.cluster.own_pools() {
+async fn other_pools(cluster: &Cluster) {
+    match cluster.own_pools() {
         Some(own) => own.restarts().await,
         None => std::future::pending().await,
     }
@@ -323,8 +326,8 @@ async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, w
     if tokio::time::timeout(GRACE, tasks.endpoints.wait()).await.is_err() {
         tracing::warn!("endpoints were still busy after {GRACE:?}; the next start resumes them");
     }
-    prepared::drain(&node.life).await;
-    if let Some(feed) = node.life.cluster.feed() {
+    prepared::drain(&node.life.endpoints).await;
+    if let Some(feed) = node.life.network.cluster.feed() {
         match tokio::time::timeout(KEEP, feed.keep()).await {
             Ok(Ok(())) => {}
             Ok(Err(why)) => tracing::warn!("{why}"),
@@ -360,7 +363,7 @@ async fn start_policy(node: &Arc<Node>, started: Started) {
     let (life, tasks) = (&node.life, &node.life.tasks);
     let Started { feed_listener, proxy, requests, queries, answers } = started;
     // Before the rows, so that no packet meets a policy without the pods and namespaces of the feed.
-    if let Some(feed) = life.cluster.feed() {
+    if let Some(feed) = life.network.cluster.feed() {
         feed.load_rest().await;
         if let Err(why) = feed.take(&**life).await {
             tracing::warn!(
@@ -376,7 +379,7 @@ async fn start_policy(node: &Arc<Node>, started: Started) {
     tell(life, queries);
     let owned = Arc::clone(life);
     tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
-    if let Err(why) = start_proxy(life, proxy) {
+    if let Err(why) = start_proxy(&life.config, tasks, proxy) {
         // Until then, connections with L7 rules are dropped, or pass with `failOpen`.
         tracing::error!("nobody can start an Envoy with this agent's settings until the agent is restarted: {why:#}");
     }
@@ -386,12 +389,12 @@ async fn start_policy(node: &Arc<Node>, started: Started) {
     give_memory_back();
 }
 
-fn start_proxy(life: &Arc<Lifecycle>, proxy: Proxy) -> anyhow::Result<()> {
-    let (tasks, process) = (&life.tasks, envoy::process(&life.config));
-    process.remember(&proxy, life.config.envoy.is_some())?;
+fn start_proxy(config: &AgentConfig, tasks: &Tasks, proxy: Proxy) -> anyhow::Result<()> {
+    let process = envoy::process(config);
+    process.remember(&proxy, config.envoy.is_some())?;
     let socket = process.socket();
     let (served, halt) = (proxy.clone(), tasks.halt.clone());
-    if life.config.envoy.is_some() {
+    if config.envoy.is_some() {
         proxy.serve_only_supervised();
     }
     // Until all operations have ended: they wait for Envoy's answers.
@@ -400,7 +403,7 @@ fn start_proxy(life: &Arc<Lifecycle>, proxy: Proxy) -> anyhow::Result<()> {
             tracing::error!(%error, "rules about requests do not change until the agent is restarted");
         }
     });
-    if life.config.envoy.is_some() {
+    if config.envoy.is_some() {
         let stop = tasks.stop.clone();
         tasks.operations.spawn(async move { process.supervise(&proxy, stop.cancelled_owned()).await });
     } else {
@@ -417,7 +420,7 @@ fn tell<R: Judged + Send + 'static>(life: &Arc<Lifecycle>, mut records: mpsc::Re
             () = owned.tasks.stop.cancelled() => None,
             record = records.recv() => record,
         } {
-            owned.monitor.request(record);
+            owned.telemetry.monitor.request(record);
         }
     });
 }
@@ -433,7 +436,7 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
             let retry = wharf_core::state::retry_delay_ms(u32::try_from(failed).unwrap_or(u32::MAX), rand::random());
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = prepare.prepared.taken(), if failed == 0 => {}
+                () = prepare.endpoints.prepared.taken(), if failed == 0 => {}
                 () = tokio::time::sleep(Duration::from_millis(retry)), if failed > 0 => {}
             }
         }
@@ -443,7 +446,8 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     tasks.operations.spawn(reports::watch(Arc::clone(&node.commands), reports, controllers, tasks.stop.clone()));
     tasks.operations.spawn(stuck::watch(Arc::clone(life)));
     tasks.operations.spawn(refusals::watch(Arc::clone(life)));
-    tasks.operations.spawn(clients::watch(Arc::clone(life), Arc::clone(&node.proxy_clients)));
+    let (kernel, policy) = (Arc::clone(&life.kernel), Arc::clone(&life.policy));
+    tasks.operations.spawn(clients::watch(kernel, policy, tasks.clone(), Arc::clone(&node.proxy_clients)));
     if !life.config.health_interval.is_zero() {
         tasks.operations.spawn(health::run(Arc::clone(life), Arc::clone(&node.health), health::ThisHost));
         tasks.operations.spawn(health::mesh::run(Arc::clone(life), Arc::clone(&node.health)));
@@ -454,7 +458,7 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     every(life, "timeline", timeline::INTERVAL, write_timeline);
     // Finds a lost store file while the agent has the records.
     every(life, "store-file", wharf_store::LOOK, |life| async move { life.store.ping().await });
-    every(life, "address-rest", resting::TICK, |life| async move { resting::wake(&life.addresses).await });
+    every(life, "address-rest", resting::TICK, |life| async move { resting::wake(&life.network.addresses).await });
     every(life, "delete-resume", resume::INTERVAL, |life| async move { resume::resume(&life).await });
     let interval = abandoned::interval(life.config.gone_grace);
     every(life, abandoned::CONTROLLER, interval, |life| async move { abandoned::look(&life).await });
@@ -480,16 +484,16 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
         });
     }
     every(life, mtu::CONTROLLER, NODE_INTERVAL, mtu::follow);
-    every(life, node::lifecycle::CONTROLLER, NODE_INTERVAL, |life| async move { life.ensure_node().await });
-    every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.ensure_nat().await });
-    every(life, cluster::CONTROLLER, cluster::INTERVAL, |life| async move { life.follow_cluster().await });
-    if life.cluster.own_pools().is_some() {
+    every(life, node::network::CONTROLLER, NODE_INTERVAL, |life| async move { life.network.ensure_node().await });
+    every(life, MASQUERADE, NODE_INTERVAL, |life| async move { life.network.ensure_nat().await });
+    every(life, cluster::CONTROLLER, cluster::INTERVAL, |life| async move { life.network.follow_cluster().await });
+    if life.network.cluster.own_pools().is_some() {
         let name = cluster::pools::CONTROLLER;
         every(life, name, cluster::pools::INTERVAL, |life| async move { life.follow_row().await });
     }
-    if life.cluster.probes_paths() {
+    if life.network.cluster.probes_paths() {
         let name = health::paths::CONTROLLER;
-        every(life, name, health::paths::INTERVAL, |life| async move { health::paths::look(&life).await });
+        every(life, name, health::paths::INTERVAL, |life| async move { health::paths::look(&life.network).await });
     }
     let kept = Arc::clone(&node.flows);
     every(life, flows::CONTROLLER, flows::INTERVAL, move |life| {
@@ -500,7 +504,7 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     every(life, policy::NAMES_CONTROLLER, policy::NAMES_INTERVAL, |life| async move {
         life.policy.forget_names(life.policy.names_now()).await
     });
-    every(life, "pool-overlap", POOLS_INTERVAL, |life| async move { pools::look(&life.addresses).await });
+    every(life, "pool-overlap", POOLS_INTERVAL, |life| async move { pools::look(&life.network.addresses).await });
     if let Some(interval) = sd_notify::watchdog_enabled() {
         tasks.operations.spawn_on(watchdog::feed(Arc::clone(node), interval), admin);
     }
@@ -509,7 +513,7 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
 /// With `--cluster-feed`.
 fn serve_feed(node: &Arc<Node>, listener: Socket) {
     let (life, tasks) = (&node.life, &node.life.tasks);
-    let Some(feed) = life.cluster.feed() else { return };
+    let Some(feed) = life.network.cluster.feed() else { return };
     tasks.operations.spawn(cluster::feed::server::serve(Arc::clone(feed), listener, tasks.stop.clone()));
     let (followed, owned) = (Arc::clone(feed), Arc::clone(life));
     tasks.operations.spawn(async move {
@@ -548,7 +552,8 @@ fn every<F, E>(
 }
 
 async fn write_timeline(life: Arc<Lifecycle>) -> Result<(), StoreError> {
-    timeline::write(&life.timelines, &life.store, &life.registry, clock::unix_ms(), life.config.timeline_keep).await
+    let Endpoints { timelines, registry, .. } = &life.endpoints;
+    timeline::write(timelines, &life.store, registry, clock::unix_ms(), life.config.timeline_keep).await
 }
 
 async fn read_events(life: Arc<Lifecycle>, mut events: wharf_datapath::EventReader) {
@@ -559,9 +564,9 @@ async fn read_events(life: Arc<Lifecycle>, mut events: wharf_datapath::EventRead
         };
         match result {
             Ok(batch) => {
-                let none = life.monitor.readers() == 0;
+                let none = life.telemetry.monitor.readers() == 0;
                 let rules = if none { vec![None; batch.len()] } else { life.policy.why(&batch).await };
-                life.monitor.packets(batch.into_iter().zip(rules));
+                life.telemetry.monitor.packets(batch.into_iter().zip(rules));
             }
             Err(error) => {
                 life.tasks.controllers.record("events", Err(&error));
@@ -572,16 +577,16 @@ async fn read_events(life: Arc<Lifecycle>, mut events: wharf_datapath::EventRead
     }
 }
 
-async fn follow_addresses(life: Arc<Lifecycle>, changes: wharf_datapath::AddressChanges) {
-    let Tasks { controllers, stop, .. } = &life.tasks;
-    policy::addresses::follow(&life.policy, changes, controllers, stop).await;
+async fn follow_addresses(policy: Arc<Policy>, tasks: Tasks, changes: wharf_datapath::AddressChanges) {
+    let Tasks { controllers, stop, .. } = tasks;
+    policy::addresses::follow(&policy, changes, &controllers, &stop).await;
 }
 
 /// All endpoints' `deliver` write to one log buffer; a prepared set gives access, and is returned.
 async fn read_program_log(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     let read = async {
-        let (set, programs, guard) = prepared::load(&life).await?;
-        life.prepared.give_back(set);
+        let (set, programs, guard) = prepared::load(&life.endpoints, &life.config).await?;
+        life.endpoints.prepared.give_back(set);
         drop(guard);
         let [.., deliver] = programs.program_ids;
         let mut log = kernel.program_log(deliver).await?;

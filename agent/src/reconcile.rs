@@ -31,14 +31,15 @@ impl Reconcile {
     /// # Errors
     /// Unreadable kernel or store.
     pub async fn run(&mut self, life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>) -> Result<(), AuditError> {
-        let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
-        let guards: Vec<_> = kept.map(|id| life.jobs.working_on(id)).collect();
+        let kept =
+            life.endpoints.leftovers.orphans.ids().into_iter().chain(life.endpoints.leftovers.out_of_service.ids());
+        let guards: Vec<_> = kept.map(|id| life.endpoints.jobs.working_on(id)).collect();
         let outcome = audit_and(life, &Mend::Only(std::mem::take(&mut self.last))).await?;
         drop(guards);
         let left = outcome.left();
         let mut logged = BTreeSet::new();
         for audited in outcome.findings {
-            self.log(&life.registry, &audited);
+            self.log(&life.endpoints.registry, &audited);
             let Audited { finding, outcome } = audited;
             if !matches!(outcome, Some(Ok(()))) && is_the_agents(finding.problem.mender()) {
                 self.last.insert(key_of(&finding.problem));

@@ -186,8 +186,8 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     };
     let links: HashMap<&str, u32> = dump.links.iter().map(|l| (l.name.as_str(), l.ifindex.0)).collect();
     let mut changes = Vec::new();
-    timeline::load(&life.timelines, &life.store, &snapshot).await;
-    orphan::recognise(&life.registry, &life.orphans, &dump, &snapshot.leases);
+    timeline::load(&life.endpoints.timelines, &life.store, &snapshot).await;
+    orphan::recognise(&life.endpoints.registry, &life.endpoints.leftovers.orphans, &dump, &snapshot.leases);
     let unrecorded: Vec<Unrecorded> = orphan::unrecorded(&dump, &snapshot)
         .map(|o| Unrecorded {
             id: o.link.id,
@@ -195,9 +195,9 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
             addresses: o.rows.iter().map(|(ip, _)| *ip).collect(),
         })
         .collect();
-    let unclaimed = claim_addresses(&mut lock(&life.addresses.ipam), &snapshot, &links, &mut changes);
-    let out_of_service = unreadable(&life.registry, &snapshot, &dump, &mut changes);
-    out_of_service::hold(life, snapshot.out_of_service.clone());
+    let unclaimed = claim_addresses(&mut lock(&life.network.addresses.ipam), &snapshot, &links, &mut changes);
+    let out_of_service = unreadable(&life.endpoints.registry, &snapshot, &dump, &mut changes);
+    out_of_service::hold(&life.endpoints, &life.network.addresses, snapshot.out_of_service.clone());
 
     let interrupted: HashMap<(EndpointId, Epoch), bool> = snapshot
         .intents
@@ -245,8 +245,8 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     if let Err(error) = life.store.commit(changes).await {
         tracing::warn!("restore: {error}; what it tells is in force all the same");
     }
-    out_of_service::hold(life, out_of_service);
-    life.registry.set_restored();
+    out_of_service::hold(&life.endpoints, &life.network.addresses, out_of_service);
+    life.endpoints.registry.set_restored();
     wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
         if let Intent::Create { attachment, link, .. } = intent {
@@ -257,7 +257,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     clean_up(life, dead, &failed_before).await;
     wharf_crash::point("restore/after-clean-up");
     // All endpoints before any rebuild: rows of missing ones would be removed.
-    let records = life.registry.list();
+    let records = life.endpoints.registry.list();
     let records = records.iter().map(|handle| handle.shared.read(|v| v.record.clone()));
     life.policy.begin(records, unrecorded).await;
     let rebuilt: Vec<EndpointId> = living.iter().map(|t| t.handle().id).collect();
@@ -379,7 +379,7 @@ async fn clean_up(
     let mut changes = Vec::new();
     for (handle, _) in to_delete {
         let record = handle.shared.read(|v| v.record.clone());
-        let still_there = life.registry.get(handle.id).is_some_and(|there| there.epoch == handle.epoch);
+        let still_there = life.endpoints.registry.get(handle.id).is_some_and(|there| there.epoch == handle.epoch);
         if !still_there {
             changes.push(Change::RemoveRestoreFailure(handle.id));
             continue;
@@ -405,14 +405,14 @@ async fn clean_up(
         };
         changes.push(Change::RemoveIntent(handle.id, handle.epoch));
         changes.push(Change::TakeOutOfService(Box::new(taken.clone())));
-        life.registry.remove(handle.id);
+        life.endpoints.registry.remove(handle.id);
         if handle.mailbox.try_send(Command::Retire).is_err() {
             tracing::warn!(
                 endpoint = handle.id.get(),
                 "restore: the task of a record out of service runs on to the agent's end"
             );
         }
-        out_of_service::hold(life, vec![taken]);
+        out_of_service::hold(&life.endpoints, &life.network.addresses, vec![taken]);
     }
     if let Err(error) = life.store.commit(changes).await {
         tracing::warn!("restore: {error}; failures are counted anew at the next start");
@@ -430,7 +430,7 @@ fn last_epoch(dump: &KernelDump) -> Epoch {
 /// The flag: its identity is new. `None`: records conflict.
 async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(EndpointTask, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
-    if !life.registry.claim_id(id) {
+    if !life.endpoints.registry.claim_id(id) {
         tracing::error!(
             endpoint = id.get(),
             epoch = epoch.0,
@@ -438,15 +438,15 @@ async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(En
         );
         return None;
     }
-    let identity = identity::restored(life, &record).await;
+    let identity = identity::restored(&*life.endpoints.identities, &record).await;
     let renumbered = std::mem::replace(&mut record.identity, identity) != identity;
     let mut view = View::new(record, Fsm::new_restored(clock::monotonic_ms()), true);
     view.status.since_unix_ms = clock::unix_ms();
     let (handle, mailbox) = Handle::new(view);
-    if let Some(before) = life.timelines.take(id, epoch) {
+    if let Some(before) = life.endpoints.timelines.take(id, epoch) {
         handle.shared.adopt(before);
     }
-    if life.registry.insert(handle.clone()).is_err() {
+    if life.endpoints.registry.insert(handle.clone()).is_err() {
         tracing::error!(
             endpoint = id.get(),
             epoch = epoch.0,
@@ -481,7 +481,7 @@ async fn undo_create(
     let changes = vec![Change::RemoveIntent(id, epoch), Change::PutLife(Box::new(ended.clone()))];
     match life.store.commit(changes).await {
         Ok(()) => {
-            life.timelines.ended(&ended);
+            life.endpoints.timelines.ended(&ended);
             tracing::info!(endpoint = id.get(), epoch = epoch.0, "restore: undid an interrupted create");
         }
         Err(error) => tracing::warn!(endpoint = id.get(), epoch = epoch.0, "restore: close intent: {error}"),
@@ -491,10 +491,10 @@ async fn undo_create(
 /// Prepared program sets, rows of interrupted creates.
 async fn remove_unexplained(life: &Arc<Lifecycle>, rebuilding: &[EndpointId]) {
     // Repaired by the rebuild.
-    let mut guards: Vec<_> = rebuilding.iter().map(|id| life.jobs.working_on(*id)).collect();
+    let mut guards: Vec<_> = rebuilding.iter().map(|id| life.endpoints.jobs.working_on(*id)).collect();
     // Containers may run.
-    let kept = life.orphans.ids().into_iter().chain(life.out_of_service.ids());
-    guards.extend(kept.map(|id| life.jobs.working_on(id)));
+    let kept = life.endpoints.leftovers.orphans.ids().into_iter().chain(life.endpoints.leftovers.out_of_service.ids());
+    guards.extend(kept.map(|id| life.endpoints.jobs.working_on(id)));
     match audit::audit(life, &Mutex::default(), true).await {
         Ok(report) => {
             // The audit logs repairs.

@@ -3,11 +3,7 @@
 //! Each endpoint is checked once per interval. A mismatch that a second check confirms raises an alarm, whose begin and
 //! end are reported once, and which requests one regeneration of the datapath.
 
-use std::{
-    collections::BTreeSet,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
-};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use tokio::{
     sync::{mpsc::error::TrySendError, oneshot},
@@ -26,14 +22,12 @@ use wharf_kit::clock;
 use crate::{
     config::AgentConfig,
     endpoint::build::desired_config,
-    metrics::Metrics,
-    monitor::Monitor,
     node::{
         endpoint::{Command, Handle, View},
-        jobs::Jobs,
+        endpoints::Endpoints,
         lifecycle::Lifecycle,
-        registry::Registry,
         self_checks::{Lane, PACE, SelfChecks},
+        telemetry::Telemetry,
     },
     policy::{Policy, Probes},
 };
@@ -70,9 +64,9 @@ pub async fn watch(life: Arc<Lifecycle>, results: Arc<SelfChecks>) {
     let interval = life.config.selfcheck_interval;
     loop {
         let round = Instant::now();
-        let handles = life.registry.list();
+        let handles = life.endpoints.registry.list();
         results.keep(&handles.iter().map(|h| (h.id, h.epoch)).collect());
-        life.metrics.self_checks_failing(results.failing());
+        life.telemetry.metrics.self_checks_failing(results.failing());
         // One pause more separates the rounds.
         let pause = (interval / u32::try_from(handles.len() + 1).unwrap_or(u32::MAX)).max(PACE);
         // Batched: wake-ups cost more than checks.
@@ -101,14 +95,11 @@ pub async fn watch(life: Arc<Lifecycle>, results: Arc<SelfChecks>) {
 
 /// A check's context.
 pub struct Checker<'a> {
-    registry: &'a Registry,
-    jobs: &'a Jobs,
+    endpoints: &'a Endpoints,
     kernel: &'a dyn Kernel,
     policy: &'a Policy,
     config: &'a AgentConfig,
-    trace_all: &'a AtomicBool,
-    monitor: &'a Monitor,
-    metrics: &'a Metrics,
+    telemetry: &'a Telemetry,
     stop: &'a CancellationToken,
     results: &'a SelfChecks,
 }
@@ -127,9 +118,8 @@ type Answer = Result<Vec<CaseResult>, KernelError>;
 impl<'a> Checker<'a> {
     /// Stores results in `results`.
     pub fn new(life: &'a Lifecycle, results: &'a SelfChecks) -> Self {
-        let Lifecycle { config, registry, jobs, policy, trace_all, monitor, metrics, tasks, .. } = life;
-        let kernel = &*life.kernel;
-        Self { registry, jobs, kernel, policy, config, trace_all, monitor, metrics, stop: &tasks.stop, results }
+        let Lifecycle { config, kernel, policy, endpoints, telemetry, tasks, .. } = life;
+        Self { endpoints, kernel: &**kernel, policy, config, telemetry, stop: &tasks.stop, results }
     }
 
     async fn visit_each(&self, handles: &[Handle]) -> Result<(), CheckError> {
@@ -148,7 +138,7 @@ impl<'a> Checker<'a> {
             match self.judge(question, answer, Lane::Background).await {
                 Ok(None) => {}
                 Ok(Some(found)) if found.iter().all(|j| j.same) => {
-                    self.metrics.self_check();
+                    self.telemetry.metrics.self_check();
                     self.note(&handle, &found);
                 }
                 Ok(Some(_)) | Err(_) => outcome = self.visit(&handle).await.and(outcome),
@@ -200,7 +190,7 @@ impl<'a> Checker<'a> {
             let Some(found) = self.look(handle, lane).await? else { return Ok(None) };
             let amiss: BTreeSet<String> = found.iter().filter(|j| !j.same).map(|j| j.name.clone()).collect();
             if amiss.is_empty() || before.as_ref() == Some(&amiss) {
-                self.metrics.self_check();
+                self.telemetry.metrics.self_check();
                 return Ok(Some(found));
             }
             before = Some(amiss);
@@ -219,7 +209,7 @@ impl<'a> Checker<'a> {
     }
 
     fn desired(&self, view: &View) -> ConfigSpec {
-        desired_config(self.config, self.trace_all, &view.record, view.trace)
+        desired_config(self.config, &self.telemetry.trace_all, &view.record, view.trace)
     }
 
     /// The caller holds the turn.
@@ -284,21 +274,21 @@ impl<'a> Checker<'a> {
 
     fn settled(&self, handle: &Handle) -> Option<View> {
         let view = handle.shared.view();
-        let quiet = view.committed && view.fsm.state == State::Ready && !self.jobs.is_in_flight(handle.id);
+        let quiet = view.committed && view.fsm.state == State::Ready && !self.endpoints.jobs.is_in_flight(handle.id);
         quiet.then_some(view)
     }
 
     fn unchanged(&self, handle: &Handle, before: &View) -> bool {
         handle.shared.read(|v| v.is_as(before))
-            && !self.jobs.is_in_flight(handle.id)
-            && self.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
+            && !self.endpoints.jobs.is_in_flight(handle.id)
+            && self.endpoints.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
     }
 
     /// Next settled endpoint by id, within [`PEERS`].
     fn peer_of(&self, id: EndpointId) -> Option<(Handle, View)> {
         let mut at = id;
         for _ in 0..PEERS {
-            let handle = self.registry.next_after(at).filter(|h| h.id != id)?;
+            let handle = self.endpoints.registry.next_after(at).filter(|h| h.id != id)?;
             if let Some(view) = self.settled(&handle) {
                 return Some((handle, view));
             }
@@ -337,23 +327,23 @@ impl<'a> Checker<'a> {
             begins
         });
         if begins {
-            self.metrics.self_check_alarm();
-            self.metrics.self_checks_failing(self.results.failing());
+            self.telemetry.metrics.self_check_alarm();
+            self.telemetry.metrics.self_checks_failing(self.results.failing());
             let message = words(found);
             tracing::error!(endpoint = handle.id.get(), epoch = handle.epoch.0, "self-check: {message}");
             handle.shared.log(LogStatus::Failure, "self-check", message.clone());
-            self.monitor.agent(Some(handle.id), "self-check-alarm", message);
+            self.telemetry.monitor.agent(Some(handle.id), "self-check-alarm", message);
         }
     }
 
     fn end_alarm(&self, handle: &Handle) {
         let Some(alarm) = self.results.update(handle, |row| row.seen.alarm.take()) else { return };
-        self.metrics.self_checks_failing(self.results.failing());
+        self.telemetry.metrics.self_checks_failing(self.results.failing());
         let lasted = clock::unix_ms().saturating_sub(alarm.since_unix_ms);
         let message = format!("as desired again after {lasted} ms; {}", alarm.done);
         tracing::info!(endpoint = handle.id.get(), epoch = handle.epoch.0, "self-check: {message}");
         handle.shared.log(LogStatus::Ok, "self-check", message.clone());
-        self.monitor.agent(Some(handle.id), "self-check-ended", message);
+        self.telemetry.monitor.agent(Some(handle.id), "self-check-ended", message);
     }
 
     /// Once per alarm; true if it succeeded.

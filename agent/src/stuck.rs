@@ -64,15 +64,15 @@ fn bound_ms(proxy_timeout: Duration, step: &str) -> u64 {
 pub async fn watch(life: Arc<Lifecycle>) {
     let mut told: BTreeSet<(u16, String)> = BTreeSet::new();
     loop {
-        let found = stuck(&life.registry, &life.jobs, life.config.proxy_timeout);
+        let found = stuck(&life.endpoints.registry, &life.endpoints.jobs, life.config.proxy_timeout);
         for s in &found {
             if told.insert((s.endpoint, s.step.clone())) {
                 let what = format!("step {} has not ended for {} ms, its bound is {} ms", s.step, s.for_ms, s.bound_ms);
                 tracing::error!(endpoint = s.endpoint, attachment = s.attachment, "stuck: {what}");
                 let id = EndpointId::try_from(s.endpoint).ok();
-                if let Some(handle) = id.and_then(|id| life.registry.get(id)) {
+                if let Some(handle) = id.and_then(|id| life.endpoints.registry.get(id)) {
                     handle.shared.log(LogStatus::Failure, "stuck", what.clone());
-                    life.monitor.agent(Some(handle.id), "endpoint-stuck", what);
+                    life.telemetry.monitor.agent(Some(handle.id), "endpoint-stuck", what);
                 }
             }
         }

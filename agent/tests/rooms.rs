@@ -144,10 +144,12 @@ fn the_whole_node_is_taken_only_by_what_answers_the_outside() {
 
 #[test]
 fn the_life_of_endpoints_has_nothing_of_what_only_the_outside_needs() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/node/lifecycle.rs");
-    let code = code(&fs::read_to_string(path).expect("read"));
-    for outside in ["Node<", "Health", "SelfChecks", "Parts", "Pulses", "findings", "changed_settings"] {
-        assert!(!code.contains(outside), "Lifecycle has {outside}");
+    for part in ["lifecycle", "network", "endpoints", "telemetry"] {
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("src/node/{part}.rs"));
+        let code = code(&fs::read_to_string(path).expect("read"));
+        for outside in ["Node<", "Health", "SelfChecks", "Parts", "Pulses", "findings", "changed_settings"] {
+            assert!(!code.contains(outside), "{part} has {outside}");
+        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::sync::mpsc::error::TrySendError;
 use wharf_core::{
     finding::{EndpointProblem, Side},
-    kernel::{KernelError, LinkRef},
+    kernel::{Kernel, KernelError, LinkRef},
     plan::DeleteOptions,
     timeline::{Operation, Outcome},
 };
@@ -19,6 +19,7 @@ use crate::{
     endpoint::delete,
     node::{
         endpoint::{Command, Handle, View},
+        endpoints::Endpoints,
         health,
         lifecycle::Lifecycle,
     },
@@ -52,12 +53,12 @@ pub fn interval(grace: Duration) -> Duration {
 /// # Errors
 /// The kernel, or a delete.
 pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
-    let found = find(life).await;
+    let found = find(&life.endpoints, &*life.kernel).await;
     let now = clock::monotonic_ms();
     let grace = life.config.gone_grace;
     let is_due = |v: &View| Duration::from_millis(now.saturating_sub(v.fsm.since_ms)) >= grace;
     let due: Vec<Handle> =
-        life.registry.list().into_iter().filter(|h| h.is_abandoned() && h.shared.read(is_due)).collect();
+        life.endpoints.registry.list().into_iter().filter(|h| h.is_abandoned() && h.shared.read(is_due)).collect();
     for handle in &due {
         let attachment = handle.shared.read(|v| v.record.attachment.to_string());
         let text = format!("no DEL came within {} s; deleted by the agent", grace.as_secs_f64());
@@ -68,7 +69,7 @@ pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
             "the network namespace is gone and {text}"
         );
         handle.shared.note(Operation::Delete, "netns-gone", None, Outcome::Warning, &text);
-        life.monitor.agent(Some(handle.id), "endpoint-abandoned", format!("{attachment}: {text}"));
+        life.telemetry.monitor.agent(Some(handle.id), "endpoint-abandoned", format!("{attachment}: {text}"));
     }
     // A slow delete delays no other.
     let delete = |handle| delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished);
@@ -78,17 +79,17 @@ pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
     if failed.is_empty() { Ok(found?) } else { Err(AbandonedError::Delete(failed)) }
 }
 
-async fn find(life: &Lifecycle) -> Result<(), KernelError> {
+async fn find(endpoints: &Endpoints, kernel: &dyn Kernel) -> Result<(), KernelError> {
     // The health task handles the health endpoint.
     let is_watched = |v: &View| v.is_settled() && !health::is_reserved(&v.record.attachment);
-    let idle = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(is_watched);
-    let handles: Vec<Handle> = life.registry.list().into_iter().filter(idle).collect();
+    let idle = |h: &Handle| !endpoints.jobs.is_in_flight(h.id) && h.shared.read(is_watched);
+    let handles: Vec<Handle> = endpoints.registry.list().into_iter().filter(idle).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
-    let missing = life.kernel.observe_missing(&links).await?;
+    let missing = kernel.observe_missing(&links).await?;
     let mut outcome = Ok(());
     for handle in handles.into_iter().filter(|h| missing.contains(&h.id)) {
         let before = handle.shared.view();
-        let found = match life.kernel.observe_endpoint(&before.record).await {
+        let found = match kernel.observe_endpoint(&before.record).await {
             Ok(found) => found,
             Err(why) => {
                 outcome = outcome.and(Err(why));

@@ -114,7 +114,7 @@ async fn steps(
         run.step(CreateStep::EnsurePrograms, |k| async move { k.ensure_programs(&spec).await }).await?;
     }
     life.policy.put_endpoint(record).await?;
-    let config = desired_config(&life.config, &life.trace_all, record, trace);
+    let config = desired_config(&life.config, &life.telemetry.trace_all, record, trace);
     let id = record.id;
     run.step(CreateStep::EnsureConfig, move |k| async move { k.ensure_config(id, &config).await }).await?;
     if level == Level::Datapath {
@@ -169,8 +169,8 @@ impl Run<'_> {
         self.shared.update(|v| v.begin_step(step.name()));
         crash_point("regenerate", step.name());
         let (since, bound) = (Instant::now(), Duration::from_millis(step.deadline_ms()));
-        let result = self.life.jobs.bounded(self.id, step.name(), bound, call).await;
-        self.life.metrics.phase(Operation::Regenerate.name(), step.name(), since.elapsed());
+        let result = self.life.endpoints.jobs.bounded(self.id, step.name(), bound, call).await;
+        self.life.telemetry.metrics.phase(Operation::Regenerate.name(), step.name(), since.elapsed());
         self.steps.push(format!("{step} {:.1} ms", since.elapsed().as_secs_f64() * 1_000.0));
         result.map(drop).map_err(|e| BuildError::Step(step, e))
     }

@@ -38,20 +38,23 @@ pub async fn collect(
     };
     // The runtime does not list endpoints under creation.
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
-    let unlisted = life.registry.list().into_iter().filter(stale).collect();
+    let unlisted = life.endpoints.registry.list().into_iter().filter(stale).collect();
     let (handles, kept) = spare_others(&*life.kernel, network, unlisted, runtime).await;
     warn_of_living(&*life.kernel, network, &handles).await;
     let mut result = delete::delete(life, handles, DeleteOptions::default(), delete::Answer::Finished).await;
     result.kept = kept;
 
-    let mut left: HashSet<Attachment> = life.orphans.attachments().into_iter().collect();
-    left.extend(life.out_of_service.attachments());
-    left.extend(life.unfinished.attachments());
-    left.extend(lock(&life.addresses.ipam).owned_by(|_| true).into_iter().filter_map(|lease| match lease.owner {
-        LeaseOwner::Attachment { attachment, .. } => Some(attachment),
-        LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
-    }));
-    left.retain(|a| is_stale(a) && life.registry.by_interface(&a.container_id, &a.ifname).is_none());
+    let leftovers = &life.endpoints.leftovers;
+    let mut left: HashSet<Attachment> = leftovers.orphans.attachments().into_iter().collect();
+    left.extend(leftovers.out_of_service.attachments());
+    left.extend(leftovers.unfinished.attachments());
+    left.extend(lock(&life.network.addresses.ipam).owned_by(|_| true).into_iter().filter_map(
+        |lease| match lease.owner {
+            LeaseOwner::Attachment { attachment, .. } => Some(attachment),
+            LeaseOwner::Caller { .. } | LeaseOwner::Node => None,
+        },
+    ));
+    left.retain(|a| is_stale(a) && life.endpoints.registry.by_interface(&a.container_id, &a.ifname).is_none());
     for attachment in left {
         unknown::join(&mut result, unknown::remove(life, &Wanted::of(&attachment)).await);
     }

@@ -59,12 +59,12 @@ pub async fn create(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api
 }
 
 async fn begin(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateCause> {
-    life.memory.admit()?;
-    if let Some(why) = life.cluster.without_pools() {
+    life.endpoints.admission.memory.admit()?;
+    if let Some(why) = life.network.cluster.without_pools() {
         return Err(CreateCause::NoPools(why));
     }
     let patience = spec.deadline.saturating_duration_since(Instant::now());
-    let place = life.gate.offer(patience).map_err(CreateCause::Overloaded)?;
+    let place = life.endpoints.admission.gate.offer(patience).map_err(CreateCause::Overloaded)?;
     let (reply, answer) = oneshot::channel();
     let deadline = spec.deadline;
     let op = OpId::current_or_next(Kind::Create);
@@ -86,7 +86,7 @@ async fn run(life: Arc<Lifecycle>, spec: CreateSpec, reply: Reply, place: Place,
     let mut task = match begun {
         Ok(task) => task,
         Err(error) => {
-            life.metrics.operation(Operation::Create.name(), started.elapsed(), false);
+            life.telemetry.metrics.operation(Operation::Create.name(), started.elapsed(), false);
             reply.send(Err(error)).ok(); // the caller may have gone; no step was begun
             return;
         }
@@ -95,14 +95,14 @@ async fn run(life: Arc<Lifecycle>, spec: CreateSpec, reply: Reply, place: Place,
     operation::about(&span, Some((id, task.handle().epoch)), &spec.attachment);
     let mut reply = Some(reply);
     let result = {
-        let _guard = life.jobs.working_on(id);
+        let _guard = life.endpoints.jobs.working_on(id);
         steps(&mut task, &spec, &mut reply, place).instrument(span.clone()).await
     };
-    life.metrics.operation(Operation::Create.name(), started.elapsed(), result.is_ok());
+    life.telemetry.metrics.operation(Operation::Create.name(), started.elapsed(), result.is_ok());
     match result {
         Ok(()) => {
             let what = format!("{} {:?}", spec.attachment, started.elapsed());
-            span.in_scope(|| life.monitor.agent(Some(id), "endpoint-created", what));
+            span.in_scope(|| life.telemetry.monitor.agent(Some(id), "endpoint-created", what));
             drop(span); // the create ends here; later work has its own spans
             let claim = Claim::new(&life, task.handle());
             if let Some(reply) = reply {
@@ -136,13 +136,13 @@ async fn steps(
             return Err(task.undo_create(&[], given_up).await);
         }
     };
-    if let Err(refused) = life.memory.admit() {
+    if let Err(refused) = life.endpoints.admission.memory.admit() {
         return Err(task.undo_create(&[], refused.into()).await);
     }
     task.transition(Event::BuildStarted);
     // After the transition: from now on, the consumer of the feed waits for this endpoint before it reports a row as in
     // force.
-    let changed = task.shared.read(|v| task.life.pods.with_row(&v.record));
+    let changed = task.shared.read(|v| task.life.endpoints.pods.with_row(&v.record));
     if let Some(record) = changed
         && let Err(failed) = resolve(task, spec, reply, record).await
     {
@@ -157,7 +157,8 @@ async fn steps(
         crash_point("create", step.name());
         let before = Instant::now();
         let result = watch(task, spec, step, reply).await;
-        timeline::phase(&life.metrics, &task.shared, Operation::Create, step.name(), before.elapsed(), &result);
+        let metrics = &life.telemetry.metrics;
+        timeline::phase(metrics, &task.shared, Operation::Create, step.name(), before.elapsed(), &result);
         if let Err(failed) = result {
             return Err(task.undo_create(&begun, failed).await);
         }
@@ -178,7 +179,7 @@ async fn steps(
 async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
     await_row(task, spec, reply).await?;
     let record = task.shared.read(|v| v.record.clone());
-    let record = task.life.pods.with_row(&record).unwrap_or(record);
+    let record = task.life.endpoints.pods.with_row(&record).unwrap_or(record);
     if !record.awaits_labels {
         resolve(task, spec, reply, record).await?;
     }
@@ -190,7 +191,7 @@ async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option
 async fn await_row(task: &EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
     let (life, shared) = (&task.life, &task.shared);
     let record = shared.read(|v| v.record.clone());
-    if !record.awaits_labels || !life.pods.expects_row(&record) {
+    if !record.awaits_labels || !life.endpoints.pods.expects_row(&record) {
         return Ok(());
     }
     tokio::select! {
@@ -209,7 +210,7 @@ async fn await_row(task: &EndpointTask, spec: &CreateSpec, reply: &mut Option<Re
     tokio::select! {
         biased;
         given_up = gives_up(task, spec, reply, "waited for the row of its pod until the deadline") => Err(given_up),
-        () = life.pods.arrives(&record) => Ok(()),
+        () = life.endpoints.pods.arrives(&record) => Ok(()),
         () = tokio::time::sleep_until(until) => {
             let text = "the cluster feed has no row of its pod; until the row arrives, it has the identity reserved:init";
             shared.log(LogStatus::Warning, "pod-row", text);
@@ -225,7 +226,7 @@ async fn resolve(
     reply: &mut Option<Reply>,
     record: EndpointRecord,
 ) -> Result<(), CreateCause> {
-    let identities = Arc::clone(&task.life.identities);
+    let identities = Arc::clone(&task.life.endpoints.identities);
     let identity = tokio::select! {
         biased;
         given_up = gives_up(task, spec, reply, "waited for an identity of its labels until the deadline") => {
@@ -236,7 +237,7 @@ async fn resolve(
     let before = record.identity;
     task.shared.update(|v| v.record = EndpointRecord { identity, ..record });
     task.shared.log(LogStatus::Ok, "identity", identity.to_string());
-    identity::release(&task.life, before).await;
+    identity::release(&*task.life.endpoints.identities, before).await;
     Ok(())
 }
 
@@ -312,6 +313,7 @@ async fn watch(
 async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result<(), CreateCause> {
     let (life, shared) = (&task.life, &task.shared);
     let record = shared.read(|v| v.record.clone());
+    let (addresses, registry, jobs) = (&life.network.addresses, &life.endpoints.registry, &life.endpoints.jobs);
     let (id, name) = (record.id, step.name());
     let kernel = |e: KernelError| CreateCause::Kernel(step, e);
     match step {
@@ -325,19 +327,17 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
         }
         CreateStep::Lease => {
             // Again: the row may have changed while the create waited.
-            if let Some(why) = life.cluster.without_pools() {
+            if let Some(why) = life.network.cluster.without_pools() {
                 return Err(CreateCause::NoPools(why));
             }
             let request = lease_request(spec);
-            let kept = resting::take_over(&life.addresses, &request, &spec.attachment, &owner(&record));
+            let kept = resting::take_over(addresses, &request, &spec.attachment, &owner(&record));
             shared.update(|v| v.taken_over.clone_from(&kept));
-            let lease = async || resting::lease_besides(&life.addresses, &kept, &request, &owner(&record)).await;
-            let some_leave = life.registry.someone_leaves();
+            let lease = async || resting::lease_besides(addresses, &kept, &request, &owner(&record)).await;
+            let some_leave = registry.someone_leaves();
             let leased = match lease().await {
                 // Endpoints under deletion may release addresses.
-                Err(IpamError::Exhausted { .. }) if life.registry.settled(|_| true).await || some_leave => {
-                    lease().await
-                }
+                Err(IpamError::Exhausted { .. }) if registry.settled(|_| true).await || some_leave => lease().await,
                 leased => leased,
             }?;
             shared.update(|v| {
@@ -350,11 +350,11 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
         CreateStep::EnsurePrograms if task.prepared => Ok(()),
         CreateStep::EnsurePrograms => {
             let spec = build::desired_programs(&life.config, &record);
-            life.jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
+            jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
         }
         // `reserve` observed the link.
         CreateStep::EnsureLink if !record.link_owner.is_wharf() => {
-            life.jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
+            jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
         }
         CreateStep::EnsureLink => {
             let link = LinkSpec {
@@ -368,7 +368,7 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
                 host_mac: record.host_mac,
                 mtu: record.mtu,
             };
-            let link = life.jobs.run(id, name, |k| async move { k.ensure_link(&link).await }).await.map_err(kernel)?;
+            let link = jobs.run(id, name, |k| async move { k.ensure_link(&link).await }).await.map_err(kernel)?;
             shared.update(|v| {
                 v.record.host_ifindex = link.host_ifindex;
                 v.record.container_ifindex = link.container_ifindex;
@@ -377,7 +377,8 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
         }
         CreateStep::EnsureConfig => {
             life.policy.put_endpoint(&record).await?;
-            let config = build::desired_config(&life.config, &life.trace_all, &record, task.shared.read(|v| v.trace));
+            let config =
+                build::desired_config(&life.config, &life.telemetry.trace_all, &record, task.shared.read(|v| v.trace));
             let (spec, prepared) = (build::desired_programs(&life.config, &record), task.prepared);
             let call = move |k: Arc<dyn Kernel>| async move {
                 match k.ensure_config(id, &config).await {
@@ -389,17 +390,17 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
                     result => result,
                 }
             };
-            life.jobs.run(id, name, call).await.map_err(kernel)
+            jobs.run(id, name, call).await.map_err(kernel)
         }
         CreateStep::EnsureAttached => {
             let link = LinkRef::of(&record);
-            life.jobs.run(id, name, |k| async move { k.ensure_attached(&link).await }).await.map(drop).map_err(kernel)
+            jobs.run(id, name, |k| async move { k.ensure_attached(&link).await }).await.map(drop).map_err(kernel)
         }
         CreateStep::EnsureConnected => {
-            life.jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
+            jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
         }
         CreateStep::EnsureReachable => {
-            life.jobs.run(id, name, |k| async move { k.ensure_reachable(&record).await }).await.map_err(kernel)
+            jobs.run(id, name, |k| async move { k.ensure_reachable(&record).await }).await.map_err(kernel)
         }
         CreateStep::Commit => {
             let mut changes = vec![Change::RemoveIntent(record.id, record.epoch)];

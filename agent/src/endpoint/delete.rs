@@ -60,12 +60,12 @@ pub async fn delete(
     options: DeleteOptions,
     when: Answer,
 ) -> DeleteResult {
-    let leave = |h: &Handle| life.registry.is_leaving(h);
+    let leave = |h: &Handle| life.endpoints.registry.is_leaving(h);
     if when == Answer::Unlisted {
         // An answered delete removes them.
         handles.retain(|h| !leave(h));
     } else if handles.iter().any(leave) {
-        life.registry.settled(|_| true).await;
+        life.endpoints.registry.settled(|_| true).await;
         // An intent for an ended task's endpoint would never close.
         handles.retain(|h| !h.mailbox.is_closed());
     }
@@ -111,16 +111,16 @@ async fn delete_all(
     answer: impl FnOnce(DeleteResult),
 ) {
     let mut result = DeleteResult::default();
-    let _guards: Vec<_> = handles.iter().map(|h| life.jobs.working_on(h.id)).collect();
-    let _deletes = life.gate.deletes(handles.len());
+    let _guards: Vec<_> = handles.iter().map(|h| life.endpoints.jobs.working_on(h.id)).collect();
+    let _deletes = life.endpoints.admission.gate.deletes(handles.len());
     let started = Instant::now();
-    let torn = tear_down(&life.store, &life.metrics, handles, options, started, &mut result).await;
+    let torn = tear_down(&life.store, &life.telemetry.metrics, handles, options, started, &mut result).await;
     match when {
         Answer::Unlisted => {
-            let _leaving: Vec<_> = torn.iter().map(|(handle, _)| life.registry.leaves(handle)).collect();
+            let _leaving: Vec<_> = torn.iter().map(|(handle, _)| life.endpoints.registry.leaves(handle)).collect();
             result.deleted.extend(torn.iter().map(|(handle, _)| handle.id.get()));
             let mut later = DeleteResult::default();
-            life.metrics.operation(Operation::Delete.name(), started.elapsed(), result.errors.is_empty());
+            life.telemetry.metrics.operation(Operation::Delete.name(), started.elapsed(), result.errors.is_empty());
             answer(result);
             release(life, torn, options, started, &mut later).await;
             for e in later.errors {
@@ -129,7 +129,7 @@ async fn delete_all(
         }
         Answer::Finished => {
             release(life, torn, options, started, &mut result).await;
-            life.metrics.operation(Operation::Delete.name(), started.elapsed(), result.errors.is_empty());
+            life.telemetry.metrics.operation(Operation::Delete.name(), started.elapsed(), result.errors.is_empty());
             answer(result);
         }
     }
@@ -206,8 +206,9 @@ async fn release(
     crash_point("delete", DeleteStep::AwaitKernel.name());
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
     // Concurrent: the step's bound holds for all.
-    let released = join_all(torn.iter().map(|(handle, torn)| await_kernel(&life.metrics, handle, torn))).await;
-    if life.proxy.redirects.count() > 0 {
+    let released =
+        join_all(torn.iter().map(|(handle, torn)| await_kernel(&life.telemetry.metrics, handle, torn))).await;
+    if life.policy.proxy.redirects.count() > 0 {
         end_proxy_connections(&*life.kernel, &torn).await;
     }
     forget_flows(&*life.kernel, &torn).await;
@@ -218,15 +219,15 @@ async fn release(
             continue;
         }
         let releases = options.releases_ips(&torn.record);
-        changes.extend(removals(&life.addresses, &torn.record, releases));
-        let kept = if releases { Vec::new() } else { kept_leases(&lock(&life.addresses.ipam), &torn.record) };
+        changes.extend(removals(&life.network.addresses, &torn.record, releases));
+        let kept = if releases { Vec::new() } else { kept_leases(&lock(&life.network.addresses.ipam), &torn.record) };
         let old = owner(&torn.record);
         changes.extend(kept.iter().map(|lease| Change::ReplaceOwnedLease(lease.clone(), old.clone())));
         // The undo writes a failed create's timeline.
         let ended = handle.shared.read(|v| v.committed).then(|| timeline::deleted(&handle.shared, started.elapsed()));
         if let Some(ended) = &ended {
             changes.push(Change::PutLife(Box::new(ended.clone())));
-            changes.extend(life.timelines.make_room());
+            changes.extend(life.endpoints.timelines.make_room());
         }
         lives.extend(ended);
         clean.push((handle, torn, kept));
@@ -236,7 +237,7 @@ async fn release(
     clean.iter().for_each(|(handle, ..)| handle.shared.update(|v| v.begin_step(DeleteStep::RemoveRecord.name())));
     let since = Instant::now();
     let removed = life.store.commit(changes).await;
-    life.metrics.phase(Operation::Delete.name(), DeleteStep::RemoveRecord.name(), since.elapsed());
+    life.telemetry.metrics.phase(Operation::Delete.name(), DeleteStep::RemoveRecord.name(), since.elapsed());
     if let Err(error) = removed {
         for (handle, ..) in &clean {
             let why = error.to_string();
@@ -246,15 +247,15 @@ async fn release(
         }
         return;
     }
-    lives.iter().for_each(|ended| life.timelines.ended(ended));
+    lives.iter().for_each(|ended| life.endpoints.timelines.ended(ended));
     let gone: Vec<_> = clean.iter().map(|(_, torn, _)| torn.record.attachment.clone()).collect();
     for (handle, torn, kept) in clean {
         let owner = owner(&torn.record);
         if options.releases_ips(&torn.record) {
-            resting::in_memory(&life.addresses, &leases(&torn.record));
+            resting::in_memory(&life.network.addresses, &leases(&torn.record));
         }
         {
-            let mut ipam = lock(&life.addresses.ipam);
+            let mut ipam = lock(&life.network.addresses.ipam);
             for lease in kept {
                 ipam.transfer(lease.ip, &owner, lease.owner);
             }
@@ -267,7 +268,7 @@ async fn release(
         result.deleted.push(handle.id.get());
     }
     crash_point("delete", "forget-queued");
-    life.deletions.served(&gone).await;
+    life.endpoints.deletions.served(&gone).await;
 }
 
 async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result<(), RemoveError> {
@@ -319,7 +320,7 @@ pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
     };
     let ended = |step: DeleteStep, took: Duration, result: Result<(), RemoveError>| {
         let name = step.name();
-        timeline::phase(&life.metrics, shared, Operation::Delete, name, took, &result);
+        timeline::phase(&life.telemetry.metrics, shared, Operation::Delete, name, took, &result);
         let Err(why) = result else { return shared.log(LogStatus::Ok, name, format!("{took:?}")) };
         let message = why.to_string();
         tracing::error!(endpoint = record.id.get(), epoch = record.epoch.0, step = name, "delete: {message}");
@@ -332,7 +333,7 @@ pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
     };
     let release = remove::teardown(life, &subject, begins, ended).await;
     if clean {
-        identity::release(life, record.identity).await;
+        identity::release(&*life.endpoints.identities, record.identity).await;
     }
     shared.update(|v| {
         v.status.phase = String::new();

@@ -49,8 +49,9 @@ pub async fn drain(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueFa
 }
 
 async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueFailure> {
-    let _turn = life.deletions.turn().await;
+    let _turn = life.endpoints.deletions.turn().await;
     let entries = life
+        .endpoints
         .deletions
         .blocking(|queue| {
             queue.sweep(LEFTOVER)?;
@@ -65,7 +66,7 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
                 tracing::warn!(file = entry.name, "deletion record: {why}; it is put aside");
                 unusable += 1;
                 let name = entry.name;
-                if let Err(error) = life.deletions.blocking(move |queue| queue.set_aside(&name)).await {
+                if let Err(error) = life.endpoints.deletions.blocking(move |queue| queue.set_aside(&name)).await {
                     problems.push(error);
                 }
             }
@@ -74,8 +75,8 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
     wharf_crash::point("drain/after-list");
     let stay = serve(life, asked, cause).await;
     // An operator removes files put aside.
-    let aside = life.deletions.blocking(Queue::aside).await?.len() as u64;
-    life.deletions.drained(&stay, unusable, aside);
+    let aside = life.endpoints.deletions.blocking(Queue::aside).await?.len() as u64;
+    life.endpoints.deletions.drained(&stay, unusable, aside);
     match problems.into_iter().next() {
         Some(problem) => Err(problem),
         None => Ok(stay.len()),
@@ -89,13 +90,13 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
 pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateCause> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
     // One stat, on tmpfs.
-    if !life.deletions.queue.contains(network, container, ifname) {
+    if !life.endpoints.deletions.queue.contains(network, container, ifname) {
         return Ok(());
     }
     if let Err(why) = drain(life, Cause::Event).await {
         tracing::warn!("drain the deletion queue: {why}");
     }
-    if life.deletions.queue.contains(network, container, ifname) {
+    if life.endpoints.deletions.queue.contains(network, container, ifname) {
         return Err(CreateCause::DeletePending);
     }
     Ok(())
@@ -106,12 +107,12 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
     let (mut known, mut handles): (Vec<(String, u64, Handle)>, Vec<Handle>) = (Vec::new(), Vec::new());
     for (name, written, deletion) in asked {
         if let Some(nonce) = &deletion.canary {
-            life.deletions.canary_came(nonce, cause);
+            life.endpoints.deletions.canary_came(nonce, cause);
             done.push((name, written));
         } else if deletion.boot_id != life.store.boot_id() {
             done.push((name, written));
         } else {
-            match find(&life.registry, &deletion) {
+            match find(&life.endpoints.registry, &deletion) {
                 Found::Endpoint(handle) => {
                     handles.push((*handle).clone());
                     known.push((name, written, *handle));
@@ -133,19 +134,19 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
     }
     wharf_crash::point("drain/after-delete");
     for (name, written, handle) in known {
-        if life.registry.get(handle.id).is_none_or(|there| there.epoch != handle.epoch) {
+        if life.endpoints.registry.get(handle.id).is_none_or(|there| there.epoch != handle.epoch) {
             done.push((name, written));
         } else {
             stay.push((name, written));
         }
     }
     for (name, written) in done {
-        let (file, removed) = (name.clone(), life.deletions.blocking(move |queue| queue.remove(&name)).await);
+        let (file, removed) = (name.clone(), life.endpoints.deletions.blocking(move |queue| queue.remove(&name)).await);
         if let Err(error) = removed {
             tracing::warn!(file, "{error}");
             stay.push((file, written));
         } else {
-            life.deletions.count_served();
+            life.endpoints.deletions.count_served();
         }
         wharf_crash::point("drain/after-remove");
     }
@@ -196,7 +197,7 @@ pub async fn watch(life: Arc<Lifecycle>) {
         let life = Arc::clone(&life);
         async move { drain(&life, cause).await }
     };
-    follow(&life.deletions, life.store.boot_id(), &life.tasks, drains).await;
+    follow(&life.endpoints.deletions, life.store.boot_id(), &life.tasks, drains).await;
 }
 
 /// Calls `drain` for changes of the directory and at a slow tick.

@@ -55,7 +55,7 @@ impl EndpointTask {
     /// consumer of the feed asks again.
     async fn take_pod_row(&mut self) -> Result<bool, CommandError> {
         let old = self.shared.read(|v| v.record.clone());
-        let Some(record) = self.life.pods.with_row(&old) else { return Ok(false) };
+        let Some(record) = self.life.endpoints.pods.with_row(&old) else { return Ok(false) };
         let result = self.replace(&old, record, false, true).await;
         if let Err(why) = &result {
             self.shared.log(LogStatus::Warning, "pod-row", why.to_string());
@@ -76,7 +76,7 @@ impl EndpointTask {
         let (of_policy, relabels) = (record != old, edit.labels.is_some());
         if let Some(labels) = edit.labels {
             record.set_own_labels(labels);
-            record = self.life.pods.with_row(&record).unwrap_or(record);
+            record = self.life.endpoints.pods.with_row(&record).unwrap_or(record);
         }
         self.replace(&old, record, of_policy, relabels).await
     }
@@ -103,12 +103,12 @@ impl EndpointTask {
                 self.shared.log(LogStatus::Warning, "change", format!("take it back: {why}"));
             }
             if relabels {
-                identity::release(&self.life, record.identity).await;
+                identity::release(&*self.life.endpoints.identities, record.identity).await;
             }
             return Err(error);
         }
         if relabels {
-            identity::release(&self.life, old.identity).await;
+            identity::release(&*self.life.endpoints.identities, old.identity).await;
             let change = format!("identity {} -> {}", old.identity, record.identity);
             self.shared.note(Operation::Relabel, "relabel", None, Outcome::Ok, &change);
             self.shared.log(LogStatus::Ok, "relabel", change);
@@ -144,7 +144,7 @@ impl EndpointTask {
         let acquired = tokio::select! {
             biased;
             () = self.cancel.cancelled() => return Err(CommandError::Deleted),
-            acquired = timeout(identity::BOUND, self.life.identities.acquire(labels)) => acquired,
+            acquired = timeout(identity::BOUND, self.life.endpoints.identities.acquire(labels)) => acquired,
         };
         if waits {
             self.transition(Event::IdentityResolved);
@@ -154,7 +154,7 @@ impl EndpointTask {
 
     /// When the present labels count as complete. With the cluster feed they do not: a policy may select by the others.
     pub(super) fn labels_due(&self) -> Option<Instant> {
-        let awaits = self.shared.read(|v| v.record.awaits_labels && !self.life.pods.expects_row(&v.record));
+        let awaits = self.shared.read(|v| v.record.awaits_labels && !self.life.endpoints.pods.expects_row(&v.record));
         awaits.then(|| Instant::now() + self.life.config.labels_timeout)
     }
 

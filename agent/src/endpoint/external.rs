@@ -5,27 +5,34 @@
 use std::net::IpAddr;
 
 use wharf_core::{
+    kernel::Kernel,
     overlap::{Way, conflicts},
     plan::CreateStep,
 };
 use wharf_kit::sync::lock;
 
 use crate::{
+    addresses::Addresses,
     endpoint::{
         error::CreateCause,
         out_of_service,
         reserve::{CreateSpec, External},
     },
-    node::{lifecycle::Lifecycle, sources},
+    node::{endpoints::Endpoints, sources},
 };
 
 /// Refuses addresses in use; the registry does so for endpoints.
-pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause> {
+pub(super) async fn check(
+    endpoints: &Endpoints,
+    addresses: &Addresses,
+    kernel: &dyn Kernel,
+    spec: &CreateSpec,
+) -> Result<(), CreateCause> {
     let Some(external) = &spec.external else { return Ok(()) };
     let refused = |ip: IpAddr, why: String| CreateCause::External { by: external.to_string(), ip, why };
     for ip in &spec.ips {
         let (pool, lease, router) = {
-            let table = lock(&life.addresses.ipam);
+            let table = lock(&addresses.ipam);
             let router = if ip.is_ipv4() { table.router4().is_some() } else { table.router6().is_some() };
             let is_held = table.get(*ip).is_some() || table.is_router(*ip);
             (table.cidrs().into_iter().find(|cidr| cidr.contains(ip)), is_held, router)
@@ -33,11 +40,11 @@ pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), Cre
         if let Some(cidr) = pool {
             return Err(refused(*ip, format!("it lies in {cidr}, a pool of the agent, which gives it out itself")));
         }
-        if lease || out_of_service::holds(&life.out_of_service, *ip) {
+        if lease || out_of_service::holds(&endpoints.leftovers.out_of_service, *ip) {
             let why = format!("it is held for another endpoint; `wharf explain {ip}` says which");
             return Err(CreateCause::ExternalHeld { by: external.to_string(), ip: *ip, why });
         }
-        if let Some((id, _)) = sources::allowed_to(life, *ip).first() {
+        if let Some((id, _)) = sources::allowed_to(&endpoints.registry, *ip).first() {
             return Err(refused(*ip, format!("endpoint {id} may send from it, because it is in a source prefix")));
         }
         // The link's plugin also made its routes.
@@ -54,7 +61,7 @@ pub(super) async fn check(life: &Lifecycle, spec: &CreateSpec) -> Result<(), Cre
         }
     }
     let networks =
-        life.kernel.observe_networks_of(&spec.ips).await.map_err(|e| CreateCause::Kernel(CreateStep::Lease, e))?;
+        kernel.observe_networks_of(&spec.ips).await.map_err(|e| CreateCause::Kernel(CreateStep::Lease, e))?;
     for (ip, network) in spec.ips.iter().zip(networks) {
         // Except the default route.
         let Some(network) = network.filter(|network| conflicts(&(*ip).into(), network)) else { continue };

@@ -57,9 +57,10 @@ async fn follow(life: &Arc<Lifecycle>, watch: &mut LinkWatch, relinks: &mut Reli
             () = due => {
                 for link in relinks.take(Instant::now()) {
                     // The call cannot be cancelled: a stop does not wait for it, others at most `LIMIT`.
+                    let restore = relink::restore(&*life.kernel, &life.endpoints.registry, link);
                     let restored = tokio::select! {
                         () = life.tasks.stop.cancelled() => return None,
-                        restored = tokio::time::timeout(relink::LIMIT, relink::restore(life, link)) => restored,
+                        restored = tokio::time::timeout(relink::LIMIT, restore) => restored,
                     };
                     let why = match restored {
                         Ok(Ok(true)) => continue,

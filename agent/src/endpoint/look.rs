@@ -12,7 +12,7 @@ use wharf_core::{
 
 use crate::node::{
     endpoint::{Handle, View},
-    lifecycle::Lifecycle,
+    jobs::Jobs,
 };
 
 /// Result of a look.
@@ -62,11 +62,15 @@ pub async fn each(kernel: &dyn Kernel, handles: &[Handle]) -> Result<Vec<Look>, 
 ///
 /// # Errors
 /// The kernel.
-pub async fn unlinked(life: &Lifecycle, handles: &[Handle]) -> Result<BTreeSet<EndpointId>, KernelError> {
-    let settled = |h: &Handle| !life.jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
+pub async fn unlinked(
+    kernel: &dyn Kernel,
+    jobs: &Jobs,
+    handles: &[Handle],
+) -> Result<BTreeSet<EndpointId>, KernelError> {
+    let settled = |h: &Handle| !jobs.is_in_flight(h.id) && h.shared.read(View::is_settled);
     let handles: Vec<&Handle> = handles.iter().filter(|h| settled(h)).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
-    let missing: BTreeSet<_> = life.kernel.observe_missing(&links).await?.into_iter().collect();
+    let missing: BTreeSet<_> = kernel.observe_missing(&links).await?.into_iter().collect();
     // A delete may have begun.
     Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }

@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use tokio::sync::{mpsc::error::TrySendError, oneshot};
-use wharf_core::{kernel::KernelError, mtu::NodeMtu};
-use wharf_kit::sync::lock;
+use wharf_core::kernel::KernelError;
 
 use crate::node::{
     endpoint::{Command, Handle, View},
     lifecycle::Lifecycle,
+    network::NodeNetwork,
 };
 
 /// The controller's name.
@@ -18,13 +18,8 @@ pub const CONTROLLER: &str = "mtu";
 ///
 /// # Errors
 /// The kernel; the MTU stays.
-pub async fn observe(life: &Lifecycle) -> Result<bool, KernelError> {
-    let uplinks = match life.config.mtu {
-        Some(_) => Vec::new(),
-        None => life.kernel.observe_uplinks().await?,
-    };
-    let now = NodeMtu::of(life.config.mtu, &uplinks);
-    let before = std::mem::replace(&mut *lock(&life.mtu), now.clone());
+pub async fn observe(network: &NodeNetwork) -> Result<bool, KernelError> {
+    let (before, now) = network.observe_mtu().await?;
     if before != now {
         tracing::info!(before = %before, "MTU of new links: {now}");
     }
@@ -36,13 +31,13 @@ pub async fn observe(life: &Lifecycle) -> Result<bool, KernelError> {
 /// # Errors
 /// The uplinks are unreadable, or endpoints kept their MTU.
 pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
-    if observe(&life).await.map_err(|e| e.to_string())? {
-        life.ensure_node().await.map_err(|e| e.to_string())?;
+    if observe(&life.network).await.map_err(|e| e.to_string())? {
+        life.network.ensure_node().await.map_err(|e| e.to_string())?;
     }
-    let mtu = life.mtu();
+    let mtu = life.network.mtu();
     let differs = |h: &Handle| h.shared.read(|v| v.record.mtu_follows && v.record.mtu != mtu && View::is_settled(v));
     let mut failed = Vec::new();
-    for handle in life.registry.list().into_iter().filter(differs) {
+    for handle in life.endpoints.registry.list().into_iter().filter(differs) {
         let (done, answer) = oneshot::channel();
         match handle.mailbox.try_send(Command::Mtu(mtu, done)) {
             Err(TrySendError::Full(_) | TrySendError::Closed(_)) => continue,

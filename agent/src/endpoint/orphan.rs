@@ -40,14 +40,13 @@ pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
             return;
         }
     };
-    for link in
-        links.into_iter().filter(|link| life.registry.get(link.id).is_none_or(|there| there.epoch != link.epoch))
-    {
+    let registry = &life.endpoints.registry;
+    for link in links.into_iter().filter(|link| registry.get(link.id).is_none_or(|there| there.epoch != link.epoch)) {
         let (number, host) = (link.id.get(), link.host_ifname.clone());
         let rows = dump.endpoint_rows.iter().filter(|row| Some(row.ifindex) == link.host_ifindex);
         let rows = rows.map(|row| (row.address, row.epoch)).collect();
         // An old closed link may name an id in use.
-        let is_reused = life.registry.get(link.id).is_some()
+        let is_reused = registry.get(link.id).is_some()
             || dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).any(|(id, _)| id == link.id);
         let removed = match is_reused {
             true => life.kernel.remove_attached(&link).await.map_err(RemoveError::from),
@@ -72,16 +71,16 @@ pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
         let id = orphan.link.id;
         living.insert(id);
         // An earlier start did not commit `LossHandled`.
-        if life.registry.get(id).is_some() || life.orphans.get(id).is_some() {
+        if life.endpoints.registry.get(id).is_some() || life.endpoints.leftovers.orphans.get(id).is_some() {
             continue;
         }
-        life.registry.claim_id(id);
+        life.endpoints.registry.claim_id(id);
         for (ip, _) in &orphan.rows {
-            let change = hold(&life.addresses, &life.config, *ip, &link.name);
+            let change = hold(&life.network.addresses, &life.config, *ip, &link.name);
             orphan.held.extend(change.is_some().then_some(*ip));
             held.extend(change);
         }
-        set_aside(&life.orphans, orphan);
+        set_aside(&life.endpoints.leftovers.orphans, orphan);
     }
     tracing::warn!(
         links = living.len(),
@@ -94,7 +93,7 @@ pub async fn keep(life: &Arc<Lifecycle>, dump: &KernelDump) {
     for (directory, _) in &dump.pins {
         let Ok(id) = directory.parse::<EndpointId>() else { continue };
         if !living.contains(&id)
-            && life.registry.get(id).is_none()
+            && life.endpoints.registry.get(id).is_none()
             && let Err(error) = life.kernel.remove_programs(id).await
         {
             tracing::warn!(endpoint = id.get(), "remove programs that nothing uses: {error}");
@@ -157,38 +156,40 @@ pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iter
 /// # Errors
 /// What stays; the next delete retries.
 pub async fn remove(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
-    let Some(orphan) = life.orphans.get(id) else { return Ok(Vec::new()) };
-    let _guard = life.jobs.working_on(id);
+    let Some(orphan) = life.endpoints.leftovers.orphans.get(id) else { return Ok(Vec::new()) };
+    let _guard = life.endpoints.jobs.working_on(id);
     let owner = LeaseOwner::lost_record(orphan.link.host_ifname.as_str());
     let held = orphan.held.clone();
     remove::all(life, &Subject::Remnant { id, links: vec![orphan.link], rows: orphan.rows }).await?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&life.addresses.ipam);
+        let ipam = lock(&life.network.addresses.ipam);
         let ours = |l: &&Lease| l.owner == owner;
         held.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(&life.addresses, &leases, Vec::new()).await?;
-    life.orphans.remove(id);
-    life.registry.free_id(id);
+    resting::release(&life.network.addresses, &leases, Vec::new()).await?;
+    life.endpoints.leftovers.orphans.remove(id);
+    life.endpoints.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
-/// Removes orphans without a link: no delete will come.
+/// Removes orphans without a link: no delete will come. One that cannot be removed keeps no other.
 ///
 /// # Errors
-/// What stays.
+/// The first failure.
 pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
-    if life.orphans.list().is_empty() {
+    if life.endpoints.leftovers.orphans.list().is_empty() {
         return Ok(());
     }
     let dump = life.kernel.dump().await?;
     let living: BTreeSet<u32> = dump.links.iter().map(|l| l.ifindex.0).collect();
     let is_gone = |o: &&Orphan| o.link.host_ifindex.is_some_and(|index| !living.contains(&index.0));
-    let gone: Vec<EndpointId> = life.orphans.list().iter().filter(is_gone).map(|o| o.link.id).collect();
+    let gone: Vec<EndpointId> =
+        life.endpoints.leftovers.orphans.list().iter().filter(is_gone).map(|o| o.link.id).collect();
+    let mut result = Ok(());
     for id in gone {
-        remove(life, id).await?;
+        result = result.and(remove(life, id).await.map(drop));
     }
-    Ok(())
+    result
 }
 
 /// Leases an address in memory; returns the store's change.

@@ -22,7 +22,7 @@ use crate::{
         error::RemoveError,
         remove::{self, Subject},
     },
-    node::{aside::Aside, lifecycle::Lifecycle},
+    node::{aside::Aside, endpoints::Endpoints, lifecycle::Lifecycle},
 };
 
 /// Failed starts before a record is out of service.
@@ -35,12 +35,12 @@ pub fn record_of(out_of_service: &OutOfService) -> Option<EndpointRecord> {
 }
 
 /// Reserves the records' ids.
-pub fn hold(life: &Lifecycle, out_of_service: Vec<OutOfService>) {
+pub fn hold(endpoints: &Endpoints, addresses: &Addresses, out_of_service: Vec<OutOfService>) {
     for q in out_of_service {
-        life.registry.claim_id(q.id);
+        endpoints.registry.claim_id(q.id);
         tracing::warn!(endpoint = q.id.get(), "a record is out of service: {}", q.why);
-        let attachment = attachment_of(&life.addresses, &q);
-        life.out_of_service.put(q.id, attachment, q);
+        let attachment = attachment_of(addresses, &q);
+        endpoints.leftovers.out_of_service.put(q.id, attachment, q);
     }
 }
 
@@ -66,8 +66,8 @@ pub fn holds(out_of_service: &Aside<OutOfService>, ip: IpAddr) -> bool {
 /// # Errors
 /// What stays, with the record.
 pub async fn release(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
-    let Some(out_of_service) = life.out_of_service.get(id) else { return Ok(Vec::new()) };
-    let _guard = life.jobs.working_on(id);
+    let Some(out_of_service) = life.endpoints.leftovers.out_of_service.get(id) else { return Ok(Vec::new()) };
+    let _guard = life.endpoints.jobs.working_on(id);
     let addresses = out_of_service.addresses.clone();
     let subject = match record_of(&out_of_service) {
         Some(record) => Subject::of(&record),
@@ -75,13 +75,13 @@ pub async fn release(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr
     };
     remove::all(life, &subject).await?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&life.addresses.ipam);
+        let ipam = lock(&life.network.addresses.ipam);
         let ours = |l: &&Lease| matches!(l.owner, LeaseOwner::Attachment { .. });
         addresses.iter().filter_map(|ip| ipam.get(*ip).filter(ours).cloned()).collect()
     };
-    resting::release(&life.addresses, &leases, vec![Change::RemoveOutOfService(id)]).await?;
-    life.out_of_service.remove(id);
-    life.registry.free_id(id);
+    resting::release(&life.network.addresses, &leases, vec![Change::RemoveOutOfService(id)]).await?;
+    life.endpoints.leftovers.out_of_service.remove(id);
+    life.endpoints.registry.free_id(id);
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 

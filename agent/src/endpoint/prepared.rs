@@ -8,14 +8,17 @@ use std::{
     time::Duration,
 };
 
+use tokio_util::sync::CancellationToken;
 use wharf_core::{
     kernel::{Kernel, ProgramSpec, Programs},
     plan::CreateStep,
 };
 
 use crate::{
+    config::AgentConfig,
     endpoint::unfinished,
     node::{
+        endpoints::Endpoints,
         error::JobError,
         jobs::InFlight,
         leftovers::Unfinished,
@@ -28,37 +31,38 @@ use crate::{
 ///
 /// # Errors
 /// A set does not load; others stay.
-pub async fn refill(life: &Arc<Lifecycle>) -> Result<(), LoadError> {
+pub async fn refill(life: &Lifecycle) -> Result<(), LoadError> {
+    let (endpoints, stop) = (&life.endpoints, &life.tasks.stop);
     loop {
-        let (ready, target) = life.prepared.fill();
-        if ready >= target || life.tasks.stop.is_cancelled() {
+        let (ready, target) = endpoints.prepared.fill();
+        if ready >= target || stop.is_cancelled() {
             return Ok(());
         }
-        if life.registry.is_full() || life.memory.admit().is_err() {
+        if endpoints.registry.is_full() || endpoints.admission.memory.admit().is_err() {
             return Ok(());
         }
-        quiet(life).await;
-        let (set, _, _guard) = load(life).await?;
-        life.prepared.add(set);
+        quiet(endpoints, stop).await;
+        let (set, _, _guard) = load(endpoints, &life.config).await?;
+        endpoints.prepared.add(set);
     }
 }
 
 /// Waits for a moment without creates: verifying a set takes 3 ms of CPU time. At most a quarter of the target left
 /// ends the wait: creates would have to verify programs.
-async fn quiet(life: &Arc<Lifecycle>) {
+async fn quiet(endpoints: &Endpoints, stop: &CancellationToken) {
     const QUIET: Duration = Duration::from_millis(50);
     loop {
-        let (ready, target) = life.prepared.fill();
-        if ready <= target / 4 || life.tasks.stop.is_cancelled() {
+        let (ready, target) = endpoints.prepared.fill();
+        if ready <= target / 4 || stop.is_cancelled() {
             return;
         }
-        let seen = life.gate.offered.load(Ordering::Relaxed);
+        let seen = endpoints.admission.gate.offered.load(Ordering::Relaxed);
         tokio::select! {
-            () = life.tasks.stop.cancelled() => return,
+            () = stop.cancelled() => return,
             () = tokio::time::sleep(QUIET) => {}
         }
-        let idle = life.gate.has_no_creates();
-        if idle && life.gate.offered.load(Ordering::Relaxed) == seen {
+        let idle = endpoints.admission.gate.has_no_creates();
+        if idle && endpoints.admission.gate.offered.load(Ordering::Relaxed) == seen {
             return;
         }
     }
@@ -86,32 +90,32 @@ pub enum LoadError {
 ///
 /// # Errors
 /// No id, or no programs; a failed cleanup is retried.
-pub async fn load(life: &Arc<Lifecycle>) -> Result<Loaded, LoadError> {
-    let id = life.registry.take_id().ok_or(LoadError::NoId)?;
-    let guard = life.jobs.working_on(id);
+pub async fn load(endpoints: &Endpoints, config: &AgentConfig) -> Result<Loaded, LoadError> {
+    let id = endpoints.registry.take_id().ok_or(LoadError::NoId)?;
+    let guard = endpoints.jobs.working_on(id);
     let (container_mac, host_mac) = random_macs();
-    let spec = ProgramSpec { id, container_mac, host_mac, debug: life.config.debug_programs, keep: false };
+    let spec = ProgramSpec { id, container_mac, host_mac, debug: config.debug_programs, keep: false };
     let load = |kernel: Arc<dyn Kernel>| async move { kernel.ensure_programs(&spec).await };
     let (step, bound) = (CreateStep::EnsurePrograms, Duration::from_millis(CreateStep::EnsurePrograms.deadline_ms()));
-    match life.jobs.bounded(id, step.name(), bound, load).await {
+    match endpoints.jobs.bounded(id, step.name(), bound, load).await {
         Ok(programs) => Ok((ProgramSet { id, container_mac, host_mac }, programs, guard)),
         Err(error) => {
-            if let Err(undo) = life.jobs.remove_programs(id).await {
-                unfinished::keep(&life.unfinished, id, Unfinished::Programs);
+            if let Err(undo) = endpoints.jobs.remove_programs(id).await {
+                unfinished::keep(&endpoints.leftovers.unfinished, id, Unfinished::Programs);
                 return Err(LoadError::NotUndone(error, undo));
             }
-            life.registry.free_id(id);
+            endpoints.registry.free_id(id);
             Err(error.into())
         }
     }
 }
 
 /// Unpins ready sets at a graceful stop.
-pub async fn drain(life: &Arc<Lifecycle>) {
+pub async fn drain(endpoints: &Endpoints) {
     loop {
-        let Some(set) = life.prepared.take() else { return };
-        match life.jobs.remove_programs(set.id).await {
-            Ok(()) => life.registry.free_id(set.id),
+        let Some(set) = endpoints.prepared.take() else { return };
+        match endpoints.jobs.remove_programs(set.id).await {
+            Ok(()) => endpoints.registry.free_id(set.id),
             // The next start removes pins without a record.
             Err(error) => tracing::warn!(endpoint = set.id.get(), "unpin prepared programs: {error}"),
         }

@@ -13,7 +13,7 @@ use wharf_api::LogStatus;
 use wharf_core::{
     finding::{Mender, Problem},
     ids::IfIndex,
-    kernel::KernelError,
+    kernel::{Kernel, KernelError},
     state::Level,
 };
 
@@ -22,7 +22,7 @@ use crate::{
     findings,
     node::{
         endpoint::{Command, Handle},
-        lifecycle::Lifecycle,
+        registry::Registry,
     },
 };
 
@@ -84,10 +84,10 @@ impl Relinks {
 ///
 /// # Errors
 /// The kernel.
-pub async fn restore(life: &Lifecycle, link: IfIndex) -> Result<bool, KernelError> {
+pub async fn restore(kernel: &dyn Kernel, registry: &Registry, link: IfIndex) -> Result<bool, KernelError> {
     let of_link = |handle: &Handle| handle.shared.read(|v| v.record.host_ifindex == link);
-    let Some(handle) = life.registry.list().into_iter().find(of_link) else { return Ok(true) };
-    let look = look::once(&*life.kernel, &handle).await?;
+    let Some(handle) = registry.list().into_iter().find(of_link) else { return Ok(true) };
+    let look = look::once(kernel, &handle).await?;
     if !look.settled {
         return Ok(false);
     }

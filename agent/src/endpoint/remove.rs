@@ -17,10 +17,9 @@ use wharf_core::{
 
 use crate::{
     endpoint::error::RemoveError,
-    node::{
-        endpoint::Release,
-        lifecycle::{Lifecycle, Proxy},
-    },
+    node::{endpoint::Release, jobs::Jobs, lifecycle::Lifecycle},
+    policy::Policy,
+    proxy::Proxy,
 };
 
 /// What to remove.
@@ -86,7 +85,9 @@ pub async fn teardown(
         begins(step);
         let since = Instant::now();
         let result = match step {
-            DeleteStep::RemoveLink => unlist(life, subject).await.map(|links| release = Some(links)),
+            DeleteStep::RemoveLink => {
+                unlist(&life.endpoints.jobs, &life.policy, subject).await.map(|links| release = Some(links))
+            }
             _ => self::step(life, subject, step).await,
         };
         ended(step, since.elapsed(), result);
@@ -118,6 +119,7 @@ pub async fn all(life: &Arc<Lifecycle>, subject: &Subject) -> Result<(), RemoveE
 /// # Errors
 /// A failure or timeout.
 pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
+    let jobs = &life.endpoints.jobs;
     let (id, name, links) = (subject.id(), step.name(), subject.links());
     let bound = match step {
         DeleteStep::AwaitProxy => life.config.proxy_timeout,
@@ -137,7 +139,7 @@ pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) ->
                 }
                 Ok(())
             };
-            Ok(life.jobs.bounded(id, name, bound, call).await?)
+            Ok(jobs.bounded(id, name, bound, call).await?)
         }
         DeleteStep::RemoveReachable => {
             let subject = subject.clone();
@@ -152,19 +154,19 @@ pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) ->
                     }
                 }
             };
-            Ok(life.jobs.bounded(id, name, bound, call).await?)
+            Ok(jobs.bounded(id, name, bound, call).await?)
         }
         DeleteStep::AwaitProxy => {
-            timeout(bound, await_proxy(&life.proxy, subject)).await.unwrap_or(Err(RemoveError::NoAnswer(bound)))
+            timeout(bound, await_proxy(&life.policy.proxy, subject)).await.unwrap_or(Err(RemoveError::NoAnswer(bound)))
         }
         DeleteStep::Unpin => {
             let unpin = move |k: Arc<dyn Kernel>| async move { k.remove_programs(id).await };
-            let counters = life.jobs.bounded(id, name, bound, unpin).await?;
-            life.metrics.keep_counters(&counters);
+            let counters = jobs.bounded(id, name, bound, unpin).await?;
+            life.telemetry.metrics.keep_counters(&counters);
             Ok(())
         }
         DeleteStep::RemoveLink => {
-            let release = unlist(life, subject).await?;
+            let release = unlist(jobs, &life.policy, subject).await?;
             await_kernel(&release).await
         }
     }
@@ -175,7 +177,7 @@ pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) ->
 ///
 /// # Errors
 /// A failure or timeout.
-pub async fn unlist(life: &Lifecycle, subject: &Subject) -> Result<Release, RemoveError> {
+pub async fn unlist(jobs: &Arc<Jobs>, policy: &Policy, subject: &Subject) -> Result<Release, RemoveError> {
     let (id, step, links) = (subject.id(), DeleteStep::RemoveLink, subject.links());
     let call = move |k: Arc<dyn Kernel>| async move {
         let mut releases = Vec::with_capacity(links.len());
@@ -185,15 +187,15 @@ pub async fn unlist(life: &Lifecycle, subject: &Subject) -> Result<Release, Remo
         Ok(releases)
     };
     let bound = Duration::from_millis(step.deadline_ms());
-    let releases = life.jobs.bounded(id, step.name(), bound, call).await?;
-    remove_policy(life, id, subject.epochs()).await;
+    let releases = jobs.bounded(id, step.name(), bound, call).await?;
+    remove_policy(policy, id, subject.epochs()).await;
     let release = async { futures::future::try_join_all(releases).await.map(drop) };
     Ok(release.boxed().shared())
 }
 
-async fn remove_policy(life: &Lifecycle, id: EndpointId, epochs: Vec<Epoch>) {
+async fn remove_policy(policy: &Policy, id: EndpointId, epochs: Vec<Epoch>) {
     for epoch in epochs {
-        if let Err(why) = life.policy.remove_endpoint(id, epoch).await {
+        if let Err(why) = policy.remove_endpoint(id, epoch).await {
             tracing::warn!(endpoint = id.get(), epoch = epoch.0, "remove rows of policy: {why}");
         }
     }
@@ -203,11 +205,16 @@ async fn remove_policy(life: &Lifecycle, id: EndpointId, epochs: Vec<Epoch>) {
 ///
 /// # Errors
 /// A failure or timeout.
-pub async fn restore_link(life: &Lifecycle, record: &EndpointRecord, bound: Duration) -> Result<(), RemoveError> {
+pub async fn restore_link(
+    jobs: &Arc<Jobs>,
+    policy: &Policy,
+    record: &EndpointRecord,
+    bound: Duration,
+) -> Result<(), RemoveError> {
     let (id, link) = (record.id, LinkRef::of(record));
     let call = move |k: Arc<dyn Kernel>| async move { k.remove_from_plugin_link(&link).await };
-    life.jobs.bounded(id, "restore-link", bound, call).await?;
-    remove_policy(life, id, vec![record.epoch]).await;
+    jobs.bounded(id, "restore-link", bound, call).await?;
+    remove_policy(policy, id, vec![record.epoch]).await;
     Ok(())
 }
 

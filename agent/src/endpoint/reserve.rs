@@ -15,6 +15,7 @@ use wharf_core::{
     identity_allocator::says_what,
     ids::{Attachment, IfIndex, MacAddr, PoolName, RuntimeName},
     ipam::Ipam,
+    kernel::Kernel,
     nat::{PortMapping, PublishedPort},
     policy::Enforcement,
     sources::SourcePrefixes,
@@ -24,6 +25,7 @@ use wharf_core::{
 use wharf_kit::{clock, sync::lock};
 
 use crate::{
+    config::AgentConfig,
     endpoint::{deletions, error::CreateCause, external, task::EndpointTask},
     node::{
         endpoint::{Handle, View},
@@ -106,9 +108,9 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     let same_port = |r: &EndpointRecord| r.ports.iter().any(|p| spec.ports.iter().any(|wanted| p.overlaps(wanted)));
     let concerns =
         |r: &EndpointRecord| same(&r.attachment) || r.addresses().any(|ip| spec.ips.contains(&ip)) || same_port(r);
-    life.registry.settled(concerns).await;
-    if let Some(there) = life.registry.by_interface(&a.container_id, &a.ifname) {
-        return Err(taken_by(&life.jobs, &there));
+    life.endpoints.registry.settled(concerns).await;
+    if let Some(there) = life.endpoints.registry.by_interface(&a.container_id, &a.ifname) {
+        return Err(taken_by(&life.endpoints.jobs, &there));
     }
     let netns = life.kernel.observe_netns(&spec.netns).await.map_err(CreateCause::Netns)?;
     let plugin = match &spec.external {
@@ -120,10 +122,10 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     };
     let (ip_owner, requested) = match &spec.external {
         Some(_) => {
-            external::check(life, spec).await?;
+            external::check(&life.endpoints, &life.network.addresses, &*life.kernel, spec).await?;
             (IpOwner::External, pair(&spec.ips))
         }
-        None => requested_addresses(&lock(&life.addresses.ipam), spec)?,
+        None => requested_addresses(&lock(&life.network.addresses.ipam), spec)?,
     };
     if let Some(link) = &plugin {
         if let Some(ip) = spec.ips.iter().find(|ip| !link.addresses.contains(ip)) {
@@ -133,8 +135,8 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
             return Err(CreateCause::OtherMac { asked, has: link.container_mac, ifname: a.ifname.clone() });
         }
     }
-    may_masquerade(life, spec)?;
-    may_publish(life, spec, requested).await?;
+    may_masquerade(&life.config, spec)?;
+    may_publish(&life.config, &*life.kernel, spec, requested).await?;
     let gateways = match &spec.external {
         Some(External::Ipam { gateways, .. }) => gateways.as_slice(),
         _ => [].as_slice(),
@@ -142,14 +144,14 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
     sources::check(life, &spec.sources, None, gateways).await?;
     let epoch = life.store.next_epoch().await?;
     let set = match (&plugin, spec.mac) {
-        (None, None) => life.prepared.take(),
+        (None, None) => life.endpoints.prepared.take(),
         _ => None,
     };
     let (set, prepared) = match set {
         Some(set) => (set, true),
         None => {
-            let taken = match life.registry.take_id() {
-                None if life.registry.settled(|_| true).await => life.registry.take_id(),
+            let taken = match life.endpoints.registry.take_id() {
+                None if life.endpoints.registry.settled(|_| true).await => life.endpoints.registry.take_id(),
                 taken => taken,
             };
             let id = taken.ok_or(CreateCause::NoId)?;
@@ -159,9 +161,10 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
             (ProgramSet { id, container_mac, host_mac }, false)
         }
     };
-    let give_back = || if prepared { life.prepared.give_back(set) } else { life.registry.free_id(set.id) };
+    let give_back =
+        || if prepared { life.endpoints.prepared.give_back(set) } else { life.endpoints.registry.free_id(set.id) };
     let (gateway4, gateway6) = {
-        let ipam = lock(&life.addresses.ipam);
+        let ipam = lock(&life.network.addresses.ipam);
         // Families of caller-leased addresses are known now, others after the lease. Another plugin's link keeps
         // its gateways.
         let speaks = |known: bool| plugin.is_none() && (known || ip_owner == IpOwner::Endpoint);
@@ -193,7 +196,7 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         container_ifindex: plugin.as_ref().map_or(IfIndex(0), |p| p.link.container_ifindex),
         container_mac: set.container_mac,
         host_mac: set.host_mac,
-        mtu: plugin.as_ref().map_or_else(|| spec.mtu.unwrap_or_else(|| life.mtu()), |p| p.mtu),
+        mtu: plugin.as_ref().map_or_else(|| spec.mtu.unwrap_or_else(|| life.network.mtu()), |p| p.mtu),
         mtu_follows: plugin.is_none() && spec.mtu.is_none(),
         container_mtu: None,
         labels: spec.labels.clone(),
@@ -218,16 +221,16 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         routes: spec.routes.as_ref().map(|routes| routes.iter().map(|route| route.dst).collect()),
         pod_row: None,
     };
-    record.awaits_labels |= life.pods.expects_row(&record);
+    record.awaits_labels |= life.endpoints.pods.expects_row(&record);
     if let Err(refused) = routes_fit(&spec.routes, &record) {
         give_back();
         return Err(refused);
     }
     let (handle, mailbox) = Handle::new(View::new(record, Fsm::new_created(clock::monotonic_ms()), false));
-    if let Err(taken) = life.registry.insert(handle.clone()) {
+    if let Err(taken) = life.endpoints.registry.insert(handle.clone()) {
         give_back();
         return Err(match taken {
-            Taken::Interface(there) => taken_by(&life.jobs, &there),
+            Taken::Interface(there) => taken_by(&life.endpoints.jobs, &there),
             Taken::Link(there) => {
                 let attachment = there.shared.read(|v| v.record.attachment.clone());
                 CreateCause::LinkTaken { id: there.id, attachment }
@@ -245,16 +248,16 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
 }
 
 /// The node masquerades only its pools.
-fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause> {
+fn may_masquerade(config: &AgentConfig, spec: &CreateSpec) -> Result<(), CreateCause> {
     if let Some(external) = spec.external.as_ref().filter(|_| spec.masquerade == Some(true)) {
         return Err(CreateCause::ExternalNotMasqueraded { by: external.to_string() });
     }
-    let name = spec.pool.as_ref().unwrap_or(&life.config.default_pool);
-    let Some(masquerade) = life.config.masquerade.as_ref() else {
+    let name = spec.pool.as_ref().unwrap_or(&config.default_pool);
+    let Some(masquerade) = config.masquerade.as_ref() else {
         return if spec.masquerade == Some(true) { Err(CreateCause::MasqueradeOff) } else { Ok(()) };
     };
     // The lease step refuses unknown pools.
-    let pool = life.config.pools.iter().find(|pool| pool.name == *name);
+    let pool = config.pools.iter().find(|pool| pool.name == *name);
     match pool {
         Some(pool) if spec.masquerade == Some(true) && !masquerade.covers(&pool.cidrs) => {
             Err(CreateCause::PoolNotMasqueraded(name.clone()))
@@ -263,13 +266,18 @@ fn may_masquerade(life: &Lifecycle, spec: &CreateSpec) -> Result<(), CreateCause
     }
 }
 
-async fn may_publish(life: &Lifecycle, spec: &CreateSpec, leased: AddressPair) -> Result<(), CreateCause> {
+async fn may_publish(
+    config: &AgentConfig,
+    kernel: &dyn Kernel,
+    spec: &CreateSpec,
+    leased: AddressPair,
+) -> Result<(), CreateCause> {
     let Some(first) = spec.ports.first() else { return Ok(()) };
-    if life.config.masquerade.is_none() {
+    if config.masquerade.is_none() {
         return Err(CreateCause::PortsOff(*first));
     }
-    let name = spec.pool.as_ref().unwrap_or(&life.config.default_pool);
-    let pool = life.config.pools.iter().find(|pool| pool.name == *name);
+    let name = spec.pool.as_ref().unwrap_or(&config.default_pool);
+    let pool = config.pools.iter().find(|pool| pool.name == *name);
     let of_pool = |ipv4: bool| pool.is_some_and(|p| p.cidrs.iter().any(|cidr| cidr.addr().is_ipv4() == ipv4));
     let gets = match leased {
         (None, None) => [of_pool(true), of_pool(false)],
@@ -286,7 +294,7 @@ async fn may_publish(life: &Lifecycle, spec: &CreateSpec, leased: AddressPair) -
             return Err(CreateCause::PortFamily(*port, family, name.clone()));
         }
     }
-    life.kernel.observe_ports(&spec.attachment.container_id, &mappings).await.map_err(CreateCause::Ports)
+    kernel.observe_ports(&spec.attachment.container_id, &mappings).await.map_err(CreateCause::Ports)
 }
 
 type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);

@@ -20,11 +20,11 @@ pub struct Unfinished(Vec<String>);
 /// # Errors
 /// Deletes and undos that failed again.
 pub async fn resume(life: &Arc<Lifecycle>) -> Result<(), Unfinished> {
-    let busy = life.jobs.in_flight();
+    let busy = life.endpoints.jobs.in_flight();
     // Only deletes cancel, even if the mailbox is full.
     let idle = |h: &Handle| !busy.contains(&h.id) && h.cancel.is_cancelled();
     let mut failed = Vec::new();
-    for handle in life.registry.list().into_iter().filter(idle) {
+    for handle in life.endpoints.registry.list().into_iter().filter(idle) {
         if life.tasks.stop.is_cancelled() {
             break;
         }
@@ -33,7 +33,7 @@ pub async fn resume(life: &Arc<Lifecycle>) -> Result<(), Unfinished> {
         let result = delete::delete(life, vec![handle], options, delete::Answer::Finished).await;
         failed.extend(result.errors.into_iter().map(|e| format!("{}: {}: {}", e.endpoint, e.step, e.message)));
     }
-    for id in life.unfinished.ids().into_iter().filter(|id| !busy.contains(id)) {
+    for id in life.endpoints.leftovers.unfinished.ids().into_iter().filter(|id| !busy.contains(id)) {
         if life.tasks.stop.is_cancelled() {
             break;
         }

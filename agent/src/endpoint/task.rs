@@ -103,7 +103,7 @@ impl EndpointTask {
                 let state = fsm.state;
                 let wait = fsm.waits_for(now);
                 self.shared.update(|v| {
-                    let labels = if self.life.pods.expects_row(&v.record) { POD_ROW } else { LABELS };
+                    let labels = if self.life.endpoints.pods.expects_row(&v.record) { POD_ROW } else { LABELS };
                     let wait = wait.or(v.record.awaits_labels.then_some(labels)).unwrap_or_default();
                     if v.fsm.state != state {
                         v.status.since_unix_ms = clock::unix_ms();
@@ -119,7 +119,7 @@ impl EndpointTask {
                 true
             }
             Err(refused) => {
-                self.life.metrics.refused_transitions.fetch_add(1, Ordering::Relaxed);
+                self.life.telemetry.metrics.refused_transitions.fetch_add(1, Ordering::Relaxed);
                 self.shared.log(LogStatus::Warning, event.name(), refused.to_string());
                 false
             }
@@ -151,7 +151,7 @@ impl EndpointTask {
                         tokio::time::sleep_until(not_before).await;
                         // Here, so that the task answers commands meanwhile.
                         life.policy.started().await;
-                        life.build_permits.acquire().await
+                        life.endpoints.admission.build_permits.acquire().await
                     }
                     None => std::future::pending().await,
                 }
@@ -181,14 +181,14 @@ impl EndpointTask {
             return;
         }
         let life = Arc::clone(&self.life);
-        let _guard = life.jobs.working_on(self.handle.id);
+        let _guard = life.endpoints.jobs.working_on(self.handle.id);
         let desired = self.shared.read(|v| v.status.desired_revision);
         let started = Instant::now();
         let run = life.tasks.controllers.begin_for(self.handle.id, REGENERATION);
         let result = build::build(&life, &self.shared, &self.cancel, level, self.keep_programs).await;
         // Later builds are repairs or requests.
         self.keep_programs = false;
-        life.metrics.regeneration(level, started.elapsed(), result.is_ok());
+        life.telemetry.metrics.regeneration(level, started.elapsed(), result.is_ok());
         if result.is_ok() || !self.cancel.is_cancelled() {
             run.end(result.clone());
         }
@@ -202,7 +202,7 @@ impl EndpointTask {
                 });
                 self.transition(Event::BuildSucceeded);
                 let what = format!("{level} in {:?}", started.elapsed());
-                life.monitor.agent(Some(self.handle.id), "endpoint-regenerated", what);
+                life.telemetry.monitor.agent(Some(self.handle.id), "endpoint-regenerated", what);
                 if self.queued.is_none() {
                     self.answer_waiting(&Ok(()));
                 }
@@ -222,7 +222,7 @@ impl EndpointTask {
                 self.transition(Event::BuildFailed);
                 let again = self.shared.read(|v| v.fsm.not_before_ms).saturating_sub(clock::monotonic_ms());
                 life.tasks.controllers.plan_for(self.handle.id, REGENERATION, Duration::from_millis(again));
-                life.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.to_string());
+                life.telemetry.monitor.agent(Some(self.handle.id), "endpoint-regeneration-failed", error.to_string());
                 self.answer_waiting(&Err(error.into()));
             }
         }
@@ -297,7 +297,7 @@ impl EndpointTask {
         tracing::info!(endpoint = id.get(), epoch = self.handle.epoch.0, "{text}; waits {grace:?} for one");
         self.shared.log(LogStatus::Warning, "netns-gone", text);
         let attachment = self.shared.read(|v| v.record.attachment.to_string());
-        self.life.monitor.agent(Some(id), "endpoint-netns-gone", format!("{attachment}: {text}"));
+        self.life.telemetry.monitor.agent(Some(id), "endpoint-netns-gone", format!("{attachment}: {text}"));
     }
 
     pub(super) fn request(&mut self, level: Level, done: Done) {
@@ -317,13 +317,14 @@ impl EndpointTask {
             return Err(CommandError::Refused { command: "change MTU", state });
         }
         let life = Arc::clone(&self.life);
-        let _guard = life.jobs.working_on(self.handle.id);
+        let _guard = life.endpoints.jobs.working_on(self.handle.id);
         let old = self.shared.read(|v| v.record.clone());
         let step = CreateStep::EnsureConnected;
         let bound = Duration::from_millis(step.deadline_ms());
         let asked = old.clone();
+        let jobs = &life.endpoints.jobs;
         let changed =
-            life.jobs.bounded(old.id, "change-mtu", bound, move |k| async move { k.ensure_mtu(&asked, mtu).await });
+            jobs.bounded(old.id, "change-mtu", bound, move |k| async move { k.ensure_mtu(&asked, mtu).await });
         let container_mtu = changed.await.map_err(|why| BuildError::Step(step, why))?;
         let record = EndpointRecord { mtu, container_mtu, ..old.clone() };
         let change = wharf_core::store::Change::PutEndpoint(Box::new(record.clone()));
@@ -335,11 +336,11 @@ impl EndpointTask {
 
     fn gone(&mut self) {
         self.mailbox.close();
-        self.life.registry.remove(self.handle.id);
+        self.life.endpoints.registry.remove(self.handle.id);
         self.life.tasks.controllers.forget(self.handle.id);
-        self.life.registry.free_id(self.handle.id);
+        self.life.endpoints.registry.free_id(self.handle.id);
         let what = self.shared.read(|v| v.record.attachment.to_string());
-        self.life.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
+        self.life.telemetry.monitor.agent(Some(self.handle.id), "endpoint-deleted", what);
     }
 
     pub(super) async fn undo_create(&mut self, begun: &[CreateStep], cause: CreateCause) -> CreateCause {
@@ -360,13 +361,14 @@ impl EndpointTask {
     /// Pending deletes get the undo's result.
     pub async fn end_after_failed_create(mut self) {
         self.mailbox.close();
-        self.life.registry.remove(self.handle.id);
+        self.life.endpoints.registry.remove(self.handle.id);
         self.life.tasks.controllers.forget(self.handle.id);
         match (self.remains.take(), self.unused.take()) {
-            (None, None) => self.life.registry.free_id(self.handle.id),
-            (None, Some(set)) => self.life.prepared.give_back(set),
+            (None, None) => self.life.endpoints.registry.free_id(self.handle.id),
+            (None, Some(set)) => self.life.endpoints.prepared.give_back(set),
             (Some(remains), _) => {
-                unfinished::keep(&self.life.unfinished, self.handle.id, Unfinished::Create(Box::new(remains)));
+                let left = Unfinished::Create(Box::new(remains));
+                unfinished::keep(&self.life.endpoints.leftovers.unfinished, self.handle.id, left);
             }
         }
         while let Some(command) = self.mailbox.recv().await {

@@ -51,13 +51,13 @@ pub(super) async fn undo(
     }
     let Undone { failed, closed } = run(life, shared, &undos).await;
     if !closed {
-        life.timelines.later(timeline::create_failed(shared));
+        life.endpoints.timelines.later(timeline::create_failed(shared));
     }
     let left = failed.iter().filter(|(undo, _)| undo.must_succeed());
     let endpoint = record.attachment.to_string();
     let errors: Vec<_> = left.map(|(undo, e)| step_error(*undo, &endpoint, e)).collect();
     let remains = (!errors.is_empty()).then(|| remains(shared, &undos, &failed));
-    identity::release(life, record.identity).await;
+    identity::release(&*life.endpoints.identities, record.identity).await;
     let (id, epoch) = (record.id.get(), record.epoch.0);
     tracing::warn!(endpoint = id, epoch, "{cause} (create endpoint {endpoint})");
     let answer = if failed.is_empty() {
@@ -97,7 +97,7 @@ fn step_error(undo: UndoStep, endpoint: &str, why: &RemoveError) -> StepError {
 async fn run(life: &Arc<Lifecycle>, shared: &Arc<Shared>, undos: &[UndoStep]) -> Undone {
     let record = shared.read(|v| v.record.clone());
     // Before the leases end in memory. Stored, because the proxy may use the addresses longer than this agent lives.
-    let rests = resting::changes_of(&life.addresses, &leases(&record));
+    let rests = resting::changes_of(&life.network.addresses, &leases(&record));
     let (mut failed, mut closed): (Vec<(UndoStep, RemoveError)>, _) = (Vec::new(), false);
     for undo in undos.iter().copied() {
         let all_gone = failed.iter().all(|(undo, _)| !undo.must_succeed());
@@ -108,7 +108,7 @@ async fn run(life: &Arc<Lifecycle>, shared: &Arc<Shared>, undos: &[UndoStep]) ->
         crash_point("undo", undo.name());
         let since = Instant::now();
         let result = take_back(life, shared, &record, undo, all_gone, &rests).await;
-        timeline::phase(&life.metrics, shared, Operation::Undo, undo.name(), since.elapsed(), &result);
+        timeline::phase(&life.telemetry.metrics, shared, Operation::Undo, undo.name(), since.elapsed(), &result);
         closed |= undo == UndoStep::CloseIntent && result.is_ok();
         if let Err(e) = result {
             shared.log(LogStatus::Failure, undo.name(), e.to_string());
@@ -139,18 +139,20 @@ async fn take_back(
             let kept = shared.read(|v| v.taken_over.clone());
             let mut changes: Vec<Change> =
                 kept.into_iter().map(|lease| Change::ReplaceOwnedLease(lease, owner(record))).collect();
-            changes.extend(removals(&life.addresses, record, record.ip_owner == IpOwner::Endpoint));
+            changes.extend(removals(&life.network.addresses, record, record.ip_owner == IpOwner::Endpoint));
             commit(&life.store, changes, bound).await
         }
         UndoStep::RemoveReachable => remove::step(life, &subject, DeleteStep::RemoveReachable).await,
         UndoStep::Detach => remove::step(life, &subject, DeleteStep::Detach).await,
         UndoStep::AwaitProxy => remove::step(life, &subject, DeleteStep::AwaitProxy).await,
-        UndoStep::RemoveLink if !record.link_owner.is_wharf() => remove::restore_link(life, record, bound).await,
+        UndoStep::RemoveLink if !record.link_owner.is_wharf() => {
+            remove::restore_link(&life.endpoints.jobs, &life.policy, record, bound).await
+        }
         UndoStep::RemoveLink => remove::step(life, &subject, DeleteStep::RemoveLink).await,
         UndoStep::RemovePrograms => remove::step(life, &subject, DeleteStep::Unpin).await,
         UndoStep::ReleaseLeases if all_gone => {
-            resting::hand_back(&life.addresses, &shared.read(|v| v.taken_over.clone()), &owner(record));
-            resting::in_memory(&life.addresses, &leases(record));
+            resting::hand_back(&life.network.addresses, &shared.read(|v| v.taken_over.clone()), &owner(record));
+            resting::in_memory(&life.network.addresses, &leases(record));
             Ok(())
         }
         // Leased while a kernel object may use the address.
@@ -159,10 +161,10 @@ async fn take_back(
             let ended = timeline::create_failed(shared);
             let mut changes =
                 vec![Change::RemoveIntent(record.id, record.epoch), Change::PutLife(Box::new(ended.clone()))];
-            changes.extend(life.timelines.make_room());
+            changes.extend(life.endpoints.timelines.make_room());
             changes.extend_from_slice(rests);
             commit(&life.store, changes, bound).await?;
-            life.timelines.ended(&ended);
+            life.endpoints.timelines.ended(&ended);
             Ok(())
         }
     }

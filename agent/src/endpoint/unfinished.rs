@@ -10,6 +10,7 @@ use crate::{
     endpoint::{error::RemoveError, undo},
     node::{
         aside::{Aside, Wanted},
+        endpoints::Endpoints,
         leftovers::Unfinished,
         lifecycle::Lifecycle,
     },
@@ -37,12 +38,12 @@ pub fn holds(unfinished: &Aside<Unfinished>, attachment: &Attachment, epoch: Epo
 /// # Errors
 /// Failed steps; the undo stays.
 pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
-    let _working = life.jobs.working_on(id);
-    let Some(mut work) = Work::take(life, id) else { return Ok(Vec::new()) };
+    let _working = life.endpoints.jobs.working_on(id);
+    let Some(mut work) = Work::take(&life.endpoints, id) else { return Ok(Vec::new()) };
     let released = match &mut work.left {
         Some(Unfinished::Create(remains)) => undo::again(life, remains).await?,
         _ => {
-            life.jobs.remove_programs(id).await?;
+            life.endpoints.jobs.remove_programs(id).await?;
             Vec::new()
         }
     };
@@ -52,24 +53,24 @@ pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>
 }
 
 /// An undo in work; dropped unfinished, it returns to the table.
-struct Work {
-    life: Arc<Lifecycle>,
+struct Work<'a> {
+    endpoints: &'a Endpoints,
     id: EndpointId,
     left: Option<Unfinished>,
 }
 
-impl Work {
-    fn take(life: &Arc<Lifecycle>, id: EndpointId) -> Option<Self> {
-        let left = life.unfinished.remove(id)?;
-        Some(Self { life: Arc::clone(life), id, left: Some(left) })
+impl<'a> Work<'a> {
+    fn take(endpoints: &'a Endpoints, id: EndpointId) -> Option<Self> {
+        let left = endpoints.leftovers.unfinished.remove(id)?;
+        Some(Self { endpoints, id, left: Some(left) })
     }
 }
 
-impl Drop for Work {
+impl Drop for Work<'_> {
     fn drop(&mut self) {
         match self.left.take() {
-            Some(left) => keep(&self.life.unfinished, self.id, left),
-            None => self.life.registry.free_id(self.id),
+            Some(left) => keep(&self.endpoints.leftovers.unfinished, self.id, left),
+            None => self.endpoints.registry.free_id(self.id),
         }
     }
 }

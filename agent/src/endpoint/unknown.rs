@@ -12,26 +12,27 @@ use wharf_core::{
 use wharf_kit::sync::lock;
 
 use crate::{
-    addresses::resting,
+    addresses::{Addresses, resting},
     endpoint::{error::RemoveError, orphan, out_of_service, unfinished},
-    node::{aside::Wanted, lifecycle::Lifecycle},
+    node::{aside::Wanted, endpoints::Endpoints, lifecycle::Lifecycle},
 };
 
 /// Removes leftovers, if any.
 pub async fn remove(life: &Arc<Lifecycle>, wanted: &Wanted) -> DeleteResult {
     let mut result = DeleteResult::default();
-    for id in life.unfinished.find(wanted) {
+    let leftovers = &life.endpoints.leftovers;
+    for id in leftovers.unfinished.find(wanted) {
         take_in(&mut result, id, unfinished::finish(life, id).await);
     }
-    for id in life.orphans.find(wanted) {
+    for id in leftovers.orphans.find(wanted) {
         take_in(&mut result, id, orphan::remove(life, id).await);
     }
-    for id in life.out_of_service.find(wanted) {
+    for id in leftovers.out_of_service.find(wanted) {
         take_in(&mut result, id, out_of_service::release(life, id).await);
     }
-    let left = leases(life, wanted);
+    let left = leases(&life.endpoints, &life.network.addresses, wanted);
     if !left.is_empty() {
-        match resting::release(&life.addresses, &left, Vec::new()).await {
+        match resting::release(&life.network.addresses, &left, Vec::new()).await {
             Ok(()) => result.leases_released.extend(left.iter().map(|l| l.ip)),
             Err(error) => result.errors.push(StepError {
                 step: "release-ips".into(),
@@ -65,14 +66,14 @@ fn take_in(result: &mut DeleteResult, id: EndpointId, outcome: Result<Vec<IpAddr
     }
 }
 
-fn leases(life: &Lifecycle, wanted: &Wanted) -> Vec<Lease> {
-    let mut leases = lock(&life.addresses.ipam).of_container(&wanted.container_id);
+fn leases(endpoints: &Endpoints, addresses: &Addresses, wanted: &Wanted) -> Vec<Lease> {
+    let mut leases = lock(&addresses.ipam).of_container(&wanted.container_id);
     leases.retain(|lease| match &lease.owner {
         LeaseOwner::Attachment { attachment, epoch } => {
             wanted.fits(attachment)
-                && life.registry.by_interface(&attachment.container_id, &attachment.ifname).is_none()
-                && !out_of_service::holds(&life.out_of_service, lease.ip)
-                && !unfinished::holds(&life.unfinished, attachment, *epoch)
+                && endpoints.registry.by_interface(&attachment.container_id, &attachment.ifname).is_none()
+                && !out_of_service::holds(&endpoints.leftovers.out_of_service, lease.ip)
+                && !unfinished::holds(&endpoints.leftovers.unfinished, attachment, *epoch)
         }
         LeaseOwner::Caller { .. } | LeaseOwner::Node => false,
     });

@@ -9,7 +9,11 @@ use wharf_core::{kernel::NextHop, store::LeaseOwner};
 use wharf_kit::{clock, sync::lock};
 
 use super::{MAX_LISTED, blank, conclude, end_in_words, fact};
-use crate::node::{health, lifecycle::Lifecycle, sources};
+use crate::{
+    cluster::Cluster,
+    config::AgentConfig,
+    node::{endpoints::Endpoints, health, network::NodeNetwork, sources},
+};
 
 /// Network or broadcast address (IPv4), subnet-router anycast (IPv6, RFC 4291 2.6.1).
 fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
@@ -17,16 +21,16 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
 }
 
 /// A container of another node, or a node.
-fn of_cluster(life: &Lifecycle, ip: IpAddr) -> Option<String> {
-    if let Some((pod, has_namespace)) = life.cluster.feed().and_then(|feed| feed.owner_of(ip))
-        && !pod.is_of(&life.config.node_name)
+fn of_cluster(cluster: &Cluster, own: &str, ip: IpAddr) -> Option<String> {
+    if let Some((pod, has_namespace)) = cluster.feed().and_then(|feed| feed.owner_of(ip))
+        && !pod.is_of(own)
     {
         let unknown =
             if has_namespace { "" } else { "; its namespace has no row: rules by labels of it accept nothing" };
         let FeedPod { namespace, name, node, .. } = pod;
         return Some(format!("an address of pod {namespace}/{name} on node {node} of the cluster{unknown}"));
     }
-    let cluster = life.cluster.in_force();
+    let cluster = cluster.in_force();
     let node = cluster.nodes.of_address(ip)?;
     if node.addresses.contains(&ip) {
         return Some(format!("an address of node {} of the cluster", node.name));
@@ -41,16 +45,17 @@ fn of_cluster(life: &Lifecycle, ip: IpAddr) -> Option<String> {
     })
 }
 
-pub(super) fn explain(life: &Lifecycle, ip: IpAddr) -> Explanation {
+pub(super) fn explain(config: &AgentConfig, network: &NodeNetwork, endpoints: &Endpoints, ip: IpAddr) -> Explanation {
     let now = clock::unix_ms();
     let (lease, rest, cidrs, withheld) = {
-        let ipam = lock(&life.addresses.ipam);
+        let ipam = lock(&network.addresses.ipam);
         let rest = ipam.resting().into_iter().find(|r| r.rest.ip == ip);
         (ipam.get(ip).cloned(), rest, ipam.cidrs(), ipam.withheld(ip).map(|w| w.why.clone()))
     };
     let in_pool = cidrs.iter().find(|cidr| cidr.contains(&ip));
-    let last = life.timelines.past(|p| p.who.addresses.contains(&ip)).into_iter().next();
-    let out_of_service = life.out_of_service.list().iter().find(|q| q.addresses.contains(&ip)).map(|q| q.id);
+    let last = endpoints.timelines.past(|p| p.who.addresses.contains(&ip)).into_iter().next();
+    let out_of_service =
+        endpoints.leftovers.out_of_service.list().iter().find(|q| q.addresses.contains(&ip)).map(|q| q.id);
     let mut facts = Vec::new();
     let (health, summary) = match (&lease, rest) {
         _ if out_of_service.is_some() => {
@@ -97,7 +102,7 @@ pub(super) fn explain(life: &Lifecycle, ip: IpAddr) -> Explanation {
         }
         (None, Some(rest)) => {
             let since = rest.rest.since_unix_ms;
-            let over = since.saturating_add(life.config.ip_rest_ms);
+            let over = since.saturating_add(config.ip_rest_ms);
             facts.push(fact("last owner", rest.rest.last_owner));
             let ends = match (&rest.blocked, over.checked_sub(now)) {
                 (Some(why), _) => {
@@ -117,7 +122,7 @@ pub(super) fn explain(life: &Lifecycle, ip: IpAddr) -> Explanation {
             (None, _) => {
                 let pools = || cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
                 let outside = || format!("outside this node's pools ({}); Wharf never gives it out", pools());
-                (Health::Ok, of_cluster(life, ip).unwrap_or_else(outside))
+                (Health::Ok, of_cluster(&network.cluster, &config.node_name, ip).unwrap_or_else(outside))
             }
             (Some(_), Some(last)) => {
                 let ago = conclude::span(now.saturating_sub(last.ended.at_unix_ms));
@@ -129,12 +134,12 @@ pub(super) fn explain(life: &Lifecycle, ip: IpAddr) -> Explanation {
     };
     let mut answer = blank(ip.to_string(), SubjectKind::Address, health, summary);
     if let Some(cidr) = in_pool {
-        let pool = life.config.pools.iter().find(|p| p.cidrs.contains(cidr));
+        let pool = config.pools.iter().find(|p| p.cidrs.contains(cidr));
         let name = pool.map_or_else(|| "default".to_owned(), |p| p.name.to_string());
         answer.facts.push(fact("pool", format!("{name} ({cidr})")));
     }
     answer.facts.extend(facts);
-    let senders = sources::allowed_to(life, ip).into_iter().take(MAX_LISTED);
+    let senders = sources::allowed_to(&endpoints.registry, ip).into_iter().take(MAX_LISTED);
     answer.facts.extend(senders.map(|(id, how)| fact("may be a source of", format!("endpoint {id} ({how})"))));
     answer
 }

@@ -38,5 +38,6 @@ async fn unlinked(
         return Ok(BTreeSet::new());
     }
     let life = Arc::clone(&node.life);
-    look(node, purpose, async move { endpoint::look::unlinked(&life, &handles).await }).await
+    look(node, purpose, async move { endpoint::look::unlinked(&*life.kernel, &life.endpoints.jobs, &handles).await })
+        .await
 }

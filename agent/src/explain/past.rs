@@ -21,7 +21,7 @@ use crate::{
 pub(super) async fn past(node: &Arc<Node>, past: &PastLife) -> Explanation {
     let who = &past.who;
     let ago = conclude::span(clock::unix_ms().saturating_sub(past.ended.at_unix_ms));
-    let unwritten = node.life.timelines.unwritten(who.id, who.epoch);
+    let unwritten = node.life.endpoints.timelines.unwritten(who.id, who.epoch);
     let life = match unwritten.or_else(|| node.life.store.untold(who.id, who.epoch)) {
         Some(life) => Ok(Some(life)),
         None => match timeout(DEADLINE, node.life.store.life(who.id, who.epoch)).await {
@@ -80,9 +80,9 @@ pub(super) async fn left_in_kernel(
 ) -> KernelLook {
     let kernel = Arc::clone(&node.life.kernel);
     // Before and after: a job or a prepared program set may reuse the id meanwhile.
-    let is_others = || match node.life.registry.get(id) {
+    let is_others = || match node.life.endpoints.registry.get(id) {
         Some(there) => there.epoch != epoch,
-        None => node.life.jobs.is_in_flight(id) || node.life.prepared.ids().contains(&id),
+        None => node.life.endpoints.jobs.is_in_flight(id) || node.life.endpoints.prepared.ids().contains(&id),
     };
     let before = is_others();
     match look(node, Purpose::Explanation, async move { kernel.dump().await }).await {

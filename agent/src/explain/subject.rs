@@ -11,8 +11,9 @@ use wharf_core::{
 use wharf_handover::queue::Deletion;
 
 use crate::{
+    addresses::Addresses,
     endpoint::out_of_service,
-    node::{endpoint::Handle, leftovers::Orphan, lifecycle::Lifecycle, registry::Registry},
+    node::{endpoint::Handle, endpoints::Endpoints, leftovers::Orphan, registry::Registry},
 };
 
 /// Bytes; fits several container ids and interface names.
@@ -209,9 +210,9 @@ pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a De
 
 /// Best matches of all kinds, from memory only. A whole name, even of an ended life, wins over longer ones.
 #[must_use]
-pub fn find(life: &Lifecycle, subject: &Subject) -> Found {
-    let living = fitting(&life.registry, subject);
-    let orphans = life.orphans.list().into_iter().filter_map(|o| {
+pub fn find(endpoints: &Endpoints, addresses: &Addresses, subject: &Subject) -> Found {
+    let living = fitting(&endpoints.registry, subject);
+    let orphans = endpoints.leftovers.orphans.list().into_iter().filter_map(|o| {
         let addresses: Vec<IpAddr> = o.rows.iter().map(|(ip, _)| *ip).collect();
         let names = Names {
             id: o.link.id,
@@ -223,9 +224,9 @@ pub fn find(life: &Lifecycle, subject: &Subject) -> Found {
         subject.fit(&names).map(|fit| (fit, o))
     });
     let orphans: Vec<_> = orphans.collect();
-    let out_of_service = life.out_of_service.list().into_iter().filter_map(|q| {
+    let out_of_service = endpoints.leftovers.out_of_service.list().into_iter().filter_map(|q| {
         let record = out_of_service::record_of(&q);
-        let attachment = out_of_service::attachment_of(&life.addresses, &q);
+        let attachment = out_of_service::attachment_of(addresses, &q);
         let names = Names {
             id: q.id,
             epoch: record.as_ref().map_or(Epoch(u64::MAX), |r| r.epoch),
@@ -245,7 +246,7 @@ pub fn find(life: &Lifecycle, subject: &Subject) -> Found {
             pod: (p.who.pod_namespace.as_deref(), p.who.pod_name.as_deref()),
         })
     };
-    let past = life.timelines.past(|p| past_fit(p).is_some());
+    let past = endpoints.timelines.past(|p| past_fit(p).is_some());
     let past: Vec<_> = past.into_iter().filter_map(|p| past_fit(&p).map(|fit| (fit, p))).collect();
     let most = best(&living).max(best(&orphans)).max(best(&out_of_service)).max(best(&past));
     Found {

@@ -72,10 +72,11 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
             tracing::warn!(step = error.step, "take away what is left of the health endpoint: {}", error.message);
         }
     }
-    let path = path(&life.config);
+    let (config, addresses) = (&*life.config, &life.network.addresses);
+    let path = path(config);
     let (in_file, mut notes) = read_back(path.clone()).await;
     let wanted = in_file.unwrap_or_default();
-    let default = life.config.pools.iter().find(|p| p.name == life.config.default_pool);
+    let default = config.pools.iter().find(|p| p.name == config.default_pool);
     let has = |v6: bool| default.is_some_and(|p| p.cidrs.iter().any(|c| c.addr().is_ipv6() == v6));
     let mut got = Kept { version: VERSION, ..Kept::default() };
     let mut new = Vec::new();
@@ -87,7 +88,7 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
             }
             continue;
         }
-        let had = match kept.map(|ip| (ip, claim(life, ip))) {
+        let had = match kept.map(|ip| (ip, claim(addresses, config, ip))) {
             Some((ip, Ok(lease))) => {
                 new.push(lease);
                 Some(ip)
@@ -96,12 +97,12 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
                 notes.push(format!("{ip}, kept from before, cannot be had again ({why}); another was taken"));
                 None
             }
-            None => held(life, v6),
+            None => held(addresses, config, v6),
         };
         let ip = match had {
             Some(ip) => ip,
             None => {
-                let lease = take(&life.addresses, v6).await?;
+                let lease = take(addresses, v6).await?;
                 let ip = lease.ip;
                 new.push(lease);
                 ip
@@ -113,10 +114,10 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
         }
     }
     // From before a change of the file.
-    let mut stale = lock(&life.addresses.ipam).owned_by(holds);
+    let mut stale = lock(&addresses.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
-    resting::release(&life.addresses, &stale, puts).await.map_err(|e| HealthError::Store("lease its addresses", e))?;
+    resting::release(addresses, &stale, puts).await.map_err(|e| HealthError::Store("lease its addresses", e))?;
     if in_file != Some(got)
         && let Err(error) = keep(path.clone(), got).await
     {
@@ -133,12 +134,12 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
 }
 
 /// Leases a previous address of a pool, even while it rests: it had no other owner.
-fn claim(life: &Lifecycle, ip: IpAddr) -> Result<Lease, IpamError> {
-    let pool = pool_of(&life.config, ip);
+fn claim(addresses: &Addresses, config: &AgentConfig, ip: IpAddr) -> Result<Lease, IpamError> {
+    let pool = pool_of(config, ip);
     let in_a_pool = pool.is_some();
-    let pool = pool.unwrap_or_else(|| life.config.default_pool.clone());
+    let pool = pool.unwrap_or_else(|| config.default_pool.clone());
     let lease = Lease { ip, pool, owner: owner(), since_unix_ms: clock::unix_ms() };
-    let mut ipam = lock(&life.addresses.ipam);
+    let mut ipam = lock(&addresses.ipam);
     if let Some(held) = ipam.get(ip).filter(|held| in_a_pool && holds(&held.owner)) {
         return Ok(held.clone());
     }
@@ -151,9 +152,9 @@ fn pool_of(config: &AgentConfig, ip: IpAddr) -> Option<PoolName> {
 }
 
 /// If the file has none.
-fn held(life: &Lifecycle, v6: bool) -> Option<IpAddr> {
-    let leases = lock(&life.addresses.ipam).owned_by(holds);
-    leases.into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6 && pool_of(&life.config, *ip).is_some())
+fn held(addresses: &Addresses, config: &AgentConfig, v6: bool) -> Option<IpAddr> {
+    let leases = lock(&addresses.ipam).owned_by(holds);
+    leases.into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6 && pool_of(config, *ip).is_some())
 }
 
 async fn take(addresses: &Addresses, v6: bool) -> Result<Lease, HealthError> {

@@ -71,7 +71,7 @@ pub async fn run(life: Arc<Lifecycle>, health: Arc<Health>, host: impl Host) {
     let inbox = health.take_inbox();
     let (Some(inbox), Ok(attachment)) = (inbox, attachment()) else { return };
     health.set_on(true);
-    await_prepared(&life.prepared, &life.tasks.stop).await;
+    await_prepared(&life.endpoints.prepared, &life.tasks.stop).await;
     let mut controller = Controller {
         host,
         attachment,
@@ -165,7 +165,7 @@ impl<H: Host> Controller<H> {
         if let Some(how) = running.process.ended().borrow().clone() {
             return Look::Gone(format!("its process {} is gone: {how}", running.process.pid()));
         }
-        let there = self.life.registry.get(running.handle.id).filter(|h| h.epoch == running.handle.epoch);
+        let there = self.life.endpoints.registry.get(running.handle.id).filter(|h| h.epoch == running.handle.epoch);
         if there.is_none_or(|h| h.cancel.is_cancelled()) {
             return Look::Gone(format!("its endpoint {} was deleted", running.handle.id));
         }
@@ -247,7 +247,7 @@ impl<H: Host> Controller<H> {
         let id = running.handle.id;
         tracing::warn!(endpoint = id.get(), epoch = running.handle.epoch.0, "health endpoint: relaunched: {why}");
         running.handle.shared.log(LogStatus::Failure, "health", format!("deleted to be relaunched: {why}"));
-        self.life.monitor.agent(Some(id), "health-endpoint-relaunch", why.clone());
+        self.life.telemetry.monitor.agent(Some(id), "health-endpoint-relaunch", why.clone());
         self.tell(HealthState::Down, format!("relaunched: {why}"), |h| {
             (h.endpoint, h.pid) = (None, None);
             h.last_relaunch = Some(Relaunch { unix_ms: clock::unix_ms(), reason: why.clone() });
@@ -286,7 +286,7 @@ impl<H: Host> Controller<H> {
                 let what = format!("process {pid} at {}", addresses.join(", "));
                 tracing::info!(endpoint = id.get(), pid, "health endpoint: launched at {}", addresses.join(", "));
                 running.handle.shared.log(LogStatus::Ok, "health", format!("launched: {what}"));
-                self.life.monitor.agent(Some(id), "health-endpoint-launched", what);
+                self.life.telemetry.monitor.agent(Some(id), "health-endpoint-launched", what);
                 self.health.update(|h| {
                     (h.endpoint, h.pid) = (Some(id.get()), Some(pid));
                     (h.ipv4, h.ipv6) = (running.record.ipv4, running.record.ipv6);
@@ -302,7 +302,7 @@ impl<H: Host> Controller<H> {
                 let why = format!("launch: {why}");
                 if self.last_error != why {
                     tracing::warn!("health endpoint: {why}; it is tried again");
-                    self.life.monitor.agent(None, "health-endpoint-launch-failed", why.clone());
+                    self.life.telemetry.monitor.agent(None, "health-endpoint-launch-failed", why.clone());
                 }
                 self.last_error.clone_from(&why);
                 self.tell(HealthState::Down, format!("{why}; it is tried again"), |h| {
@@ -317,7 +317,7 @@ impl<H: Host> Controller<H> {
     async fn try_launch(&self) -> Result<Running<H::Process>, HealthError> {
         let life = &self.life;
         // From an earlier agent, or a failed launch.
-        let old = || life.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
+        let old = || life.endpoints.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         if let Some(old) = old() {
             self.remove(old).await;
         }
@@ -359,7 +359,7 @@ impl<H: Host> Controller<H> {
             deadline: Instant::now() + CREATE_BOUND,
         };
         let made = create::create(&self.life, spec).await.map_err(|e| HealthError::Create(Box::new(e)))?;
-        let there = self.life.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
+        let there = self.life.endpoints.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         let handle = there.filter(|h| h.epoch.0 == made.epoch).ok_or(HealthError::Deleted)?;
         let record = handle.shared.read(|v| v.record.clone());
         if process.is_in(&record.netns) {
@@ -384,13 +384,14 @@ impl<H: Host> Controller<H> {
             }
             (h.state, h.message) = (state, message.clone());
             more(h);
-            self.life.metrics.health(h);
+            self.life.telemetry.metrics.health(h);
             before
         });
         if before == state {
             return;
         }
-        self.life.monitor.agent(None, "health", format!("{} -> {}: {message}", before.as_str(), state.as_str()));
+        let what = format!("{} -> {}: {message}", before.as_str(), state.as_str());
+        self.life.telemetry.monitor.agent(None, "health", what);
         match state {
             HealthState::Ok => tracing::info!("health endpoint: ok: {message}"),
             HealthState::Degraded | HealthState::WrongAnswer => {

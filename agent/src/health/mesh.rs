@@ -82,7 +82,7 @@ trait Sink: Send + Sync {
 
 impl Sink for Lifecycle {
     fn states(&self, states: &BTreeMap<HealthState, u64>) {
-        self.metrics.health_peers(states);
+        self.telemetry.metrics.health_peers(states);
     }
 
     fn news(&self, is_well: bool, text: String) {
@@ -91,7 +91,7 @@ impl Sink for Lifecycle {
         } else {
             tracing::warn!("health of other nodes: {text}");
         }
-        self.monitor.agent(None, "health", text);
+        self.telemetry.monitor.agent(None, "health", text);
     }
 
     fn swept(&self, interval: Duration, wait: Duration) {
@@ -103,11 +103,11 @@ impl Sink for Lifecycle {
 
 /// Probes the other nodes until the agent stops.
 pub async fn run(life: Arc<Lifecycle>, health: Arc<Health>) {
-    life.metrics.health_peers(&BTreeMap::new());
-    if life.cluster.file().is_none() && life.cluster.feed().is_none() {
+    life.telemetry.metrics.health_peers(&BTreeMap::new());
+    if life.network.cluster.file().is_none() && life.network.cluster.feed().is_none() {
         return;
     }
-    let (nodes, stop) = (life.cluster.changes(), life.tasks.stop.clone());
+    let (nodes, stop) = (life.network.cluster.changes(), life.tasks.stop.clone());
     let (own, interval) = (life.config.node_name.clone(), life.config.health_interval);
     Mesh::new(own, interval, health, life).serve(&ThisHost, nodes, &stop).await;
 }

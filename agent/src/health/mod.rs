@@ -42,7 +42,7 @@ fn label() -> Label {
 /// Leases the addresses before the agent serves; the controller retries.
 pub async fn reserve(life: &Arc<Lifecycle>, health: &Health) {
     let done = if life.config.health_interval.is_zero() {
-        address::let_go(&life.addresses).await
+        address::let_go(&life.network.addresses).await
     } else {
         address::lease(life, health).await.map(|kept| {
             health.update(|h| (h.ipv4, h.ipv6) = (kept.ipv4, kept.ipv6));

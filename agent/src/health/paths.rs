@@ -7,7 +7,7 @@ use futures::{StreamExt as _, stream};
 use wharf_cluster::paths::{Path, Probed};
 
 use super::{mesh::AT_ONCE, probe::answers};
-use crate::node::lifecycle::Lifecycle;
+use crate::node::network::NodeNetwork;
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "direct-paths";
@@ -20,8 +20,8 @@ const MAX_OF_RUN: usize = 64;
 ///
 /// # Errors
 /// None.
-pub async fn look(life: &Lifecycle) -> Result<(), Infallible> {
-    let mut open = life.cluster.open_paths(&life.routers()).await;
+pub async fn look(network: &NodeNetwork) -> Result<(), Infallible> {
+    let mut open = network.cluster.open_paths(&network.routers()).await;
     if open.len() > MAX_OF_RUN {
         let first = usize::try_from(rand::random::<u32>()).unwrap_or_default() % open.len();
         open.rotate_left(first);
@@ -29,7 +29,7 @@ pub async fn look(life: &Lifecycle) -> Result<(), Infallible> {
     }
     if !open.is_empty() {
         let probed: Vec<Probed> = stream::iter(open).map(probe).buffer_unordered(AT_ONCE).collect().await;
-        life.cluster.judge_paths(&probed).await;
+        network.cluster.judge_paths(&probed).await;
     }
     Ok(())
 }

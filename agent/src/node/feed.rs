@@ -18,14 +18,12 @@ use wharf_core::state::State;
 use super::{
     endpoint::{Command, Handle},
     error::CommandError,
-    lifecycle::{ClusterFailure, Lifecycle},
+    lifecycle::Lifecycle,
+    network::ClusterFailure,
     pods::ChangedRow,
 };
 use crate::{
-    cluster::{
-        ClusterError,
-        feed::{Consumer, Taken, Taking},
-    },
+    cluster::feed::{Consumer, Taken, Taking},
     policy::{RefusedPolicy, error::PolicyError},
 };
 
@@ -36,7 +34,7 @@ impl Consumer for Lifecycle {
     fn take(&self, effects: Effects, complete: Complete) -> Taking<'_> {
         Box::pin(async move {
             let nodes = if effects.nodes { self.take_nodes().await } else { Ok(()) };
-            let pods = self.pods.of_own(&self.config.node_name, &effects.pods);
+            let pods = self.endpoints.pods.of_own(&self.config.node_name, &effects.pods);
             // Also after a failure: policy does not wait for routes.
             let rows = self.take_rows(effects, complete).await;
             // After the policies of the same message, so that no endpoint has labels without their rules. After a
@@ -99,21 +97,11 @@ async fn ask(handle: Handle, pod: Arc<FeedPod>, until: Instant) -> Option<Refusa
 }
 
 impl Lifecycle {
-    /// At a start, before the node's objects are made.
-    ///
-    /// # Errors
-    /// The file of nodes is refused and no earlier text of it is kept; or the kernel cannot be read.
-    pub async fn load_cluster(&self, boot_id: &str) -> Result<(), ClusterError> {
-        // No node is known yet that explains them.
-        let left = if self.cluster.feed().is_some() { self.kernel.observe_peers().await? } else { Vec::new() };
-        self.cluster.load(boot_id, left).await
-    }
-
     /// Nodes: routes, masquerading and the networks of their containers.
     async fn take_nodes(&self) -> Result<(), ClusterFailure> {
-        self.cluster.look().await?;
+        self.network.cluster.look().await?;
         // Also if the look finds no difference: an earlier attempt may have failed after it.
-        self.put_cluster().await
+        self.network.put_cluster().await
     }
 
     /// Gives the endpoints of this node's pods their rows. Returns the rows that an endpoint does not have in force.
@@ -122,18 +110,18 @@ impl Lifecycle {
             return Vec::new();
         }
         let uids: BTreeSet<Arc<str>> = changed.iter().map(|(uid, _)| Arc::clone(uid)).collect();
-        self.pods.put(changed);
+        self.endpoints.pods.put(changed);
         if !self.policy.has_started() {
             // Builds wait for policy. `behind` asks endpoints whose build began without the row.
             return Vec::new();
         }
         let until = Instant::now() + PODS;
         let mut asked = Vec::new();
-        for handle in self.registry.list() {
+        for handle in self.endpoints.registry.list() {
             let (record, state, committed) = handle.shared.read(|v| (v.record.clone(), v.fsm.state, v.committed));
             // A create takes the row when its build starts.
             let is_early = !committed && state != State::Regenerating;
-            if let Some(pod) = self.pods.row_of(&record).filter(|_| !is_early)
+            if let Some(pod) = self.endpoints.pods.row_of(&record).filter(|_| !is_early)
                 && uids.contains(&pod.uid)
             {
                 asked.push(ask(handle, pod, until));
@@ -148,11 +136,13 @@ impl Lifecycle {
     /// Rows that endpoints do not have, or whose builds fail. Endpoints retry builds; the others are asked again here.
     fn behind(&self) -> BTreeMap<Key, Refusal> {
         let mut behind = BTreeMap::new();
-        for handle in self.registry.list() {
+        for handle in self.endpoints.registry.list() {
             let view = handle.shared.view();
             let is_leaving = handle.cancel.is_cancelled() || view.fsm.state == State::Disconnecting;
-            let Some(pod) = self.pods.row_of(&view.record).filter(|_| view.committed && !is_leaving) else { continue };
-            let differs = self.pods.with_row(&view.record).is_some();
+            let Some(pod) = self.endpoints.pods.row_of(&view.record).filter(|_| view.committed && !is_leaving) else {
+                continue;
+            };
+            let differs = self.endpoints.pods.with_row(&view.record).is_some();
             if !differs && view.fsm.failures == 0 {
                 continue;
             }

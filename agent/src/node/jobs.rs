@@ -166,7 +166,7 @@ impl Jobs {
         lock(&self.running).insert(id, Job { step, since: Instant::now() });
         let call = call(Arc::clone(&self.kernel));
         let job = async move {
-            // Reverse drop order: the turn is passed on after the entry is removed.
+            // Dropped in this order: the turn is passed on after the entry is removed.
             let _held = (running, turn, working);
             call.await
         };

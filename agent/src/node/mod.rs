@@ -4,6 +4,7 @@ pub mod aside;
 pub mod clients;
 pub mod edit;
 pub mod endpoint;
+pub mod endpoints;
 pub mod error;
 pub mod feed;
 pub mod flows;
@@ -12,6 +13,7 @@ pub mod jobs;
 pub mod leftovers;
 pub mod lifecycle;
 pub mod looks;
+pub mod network;
 pub mod part;
 pub mod pods;
 pub mod pools;
@@ -20,6 +22,7 @@ pub mod queue;
 pub mod registry;
 pub mod self_checks;
 pub mod sources;
+pub mod telemetry;
 pub mod timeline;
 
 use std::{
@@ -88,7 +91,7 @@ impl Node {
     ) -> Arc<Self> {
         let health = Arc::new(Health::new(&config));
         let life = Arc::new(Lifecycle::new(config, kernel, store, ipam, redirects, identities));
-        let commands = Arc::new(Commands::new(Mode::Own, Arc::clone(&life.metrics.commands), exporter));
+        let commands = Arc::new(Commands::new(Mode::Own, Arc::clone(&life.telemetry.metrics.commands), exporter));
         Arc::new(Self {
             commands,
             health,

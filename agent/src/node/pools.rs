@@ -20,10 +20,10 @@ impl Lifecycle {
     /// # Errors
     /// The kernel cannot be read, or the pod CIDRs cannot be kept for the next start; the pools in use stay.
     pub async fn follow_row(&self) -> Result<(), String> {
-        let Some(own) = self.cluster.own_pools() else { return Ok(()) };
-        let Some(row) = self.cluster.own_pod_cidrs() else { return Ok(()) };
+        let Some(own) = self.network.cluster.own_pools() else { return Ok(()) };
+        let Some(row) = self.network.cluster.own_pod_cidrs() else { return Ok(()) };
         // A restart would lose the pools that the row may have again.
-        let decision = if self.cluster.is_partial(&row) { Decision::Keep } else { own.decide(&row).await };
+        let decision = if self.network.cluster.is_partial(&row) { Decision::Keep } else { own.decide(&row).await };
         match (decision, usable(&self.config, &row)) {
             (Decision::Keep, _) => own.settle(),
             (_, Err(why)) => own.refuse(&row, &why),
@@ -36,7 +36,7 @@ impl Lifecycle {
                     (None, _) => {
                         let what = own.restart_with(&row).await?;
                         tracing::warn!("{what}");
-                        self.monitor.agent(None, "pools-changed", what);
+                        self.telemetry.monitor.agent(None, "pools-changed", what);
                     }
                 }
             }
@@ -49,14 +49,14 @@ impl Lifecycle {
         // The health endpoint gets another address.
         let is_held = |owner: &LeaseOwner| *owner != LeaseOwner::Node && !health::holds(owner);
         for router in ipam.routers() {
-            let lease = lock(&self.addresses.ipam).get(router).cloned();
+            let lease = lock(&self.network.addresses.ipam).get(router).cloned();
             if let Some(lease) = lease.filter(|lease| is_held(&lease.owner)) {
                 let owner = describe_owner(&lease.owner);
                 return Ok(Some(format!("their router address {router} is leased to {owner}")));
             }
         }
         let contains = |ip: &std::net::IpAddr| cidrs.iter().any(|cidr| cidr.contains(ip));
-        for handle in self.registry.list() {
+        for handle in self.endpoints.registry.list() {
             let record = handle.shared.read(|v| v.record.clone());
             let has_router = |ip: &std::net::IpAddr| ipam.is_router(*ip) && !health::is_reserved(&record.attachment);
             if let Some(ip) = record.addresses().find(has_router) {
@@ -71,7 +71,7 @@ impl Lifecycle {
                 return Ok(Some(format!("endpoint {} has the address {ip} of another IPAM", record.id)));
             }
         }
-        for orphan in self.orphans.list() {
+        for orphan in self.endpoints.leftovers.orphans.list() {
             if let Some((ip, _)) = orphan.rows.iter().find(|(ip, _)| !contains(ip)) {
                 let id = orphan.link.id;
                 return Ok(Some(format!("endpoint {id}, whose record is lost, has the address {ip} outside of them")));

@@ -6,7 +6,7 @@ use ipnet::IpNet;
 use wharf_core::{ids::EndpointId, overlap::Way, sources::SourcePrefixes};
 use wharf_kit::sync::lock;
 
-use crate::node::{endpoint::View, error::SourcesRefusal, lifecycle::Lifecycle};
+use crate::node::{endpoint::View, error::SourcesRefusal, lifecycle::Lifecycle, registry::Registry};
 
 /// Refuses prefixes that contain addresses of pools, services, other nodes' containers, gateways, the node or endpoints
 /// other than `own`. Prefixes of two endpoints may overlap: both may use one virtual address.
@@ -24,7 +24,7 @@ pub(crate) async fn check(
         None => Ok(()),
     };
     let (pools, routers) = {
-        let ipam = lock(&life.addresses.ipam);
+        let ipam = lock(&life.network.addresses.ipam);
         let current = [ipam.router4().map(IpAddr::V4), ipam.router6().map(IpAddr::V6)];
         let routers: Vec<IpAddr> = current.into_iter().flatten().chain(ipam.former_routers().iter().copied()).collect();
         (ipam.cidrs(), routers)
@@ -35,13 +35,13 @@ pub(crate) async fn check(
     for net in &life.config.service_cidr {
         refuse(*net, &|| format!("{net}, a range of services (--service-cidr)"))?;
     }
-    for to in &life.cluster.in_force().destinations {
+    for to in &life.network.cluster.in_force().destinations {
         refuse(to.cidr, &|| format!("{}, the network of containers of node {}", to.cidr, to.node))?;
     }
     for ip in gateways.iter().copied().chain(routers) {
         refuse(ip.into(), &|| format!("the gateway {ip}"))?;
     }
-    for handle in life.registry.list().into_iter().filter(|handle| Some(handle.id) != own) {
+    for handle in life.endpoints.registry.list().into_iter().filter(|handle| Some(handle.id) != own) {
         for ip in handle.shared.read(|v| v.record.addresses()) {
             refuse(ip.into(), &|| format!("the address {ip} of endpoint {}", handle.id))?;
         }
@@ -56,12 +56,12 @@ pub(crate) async fn check(
 
 /// Endpoints that may send from an address in their prefixes, with the prefixes in words.
 #[must_use]
-pub fn allowed_to(life: &Lifecycle, address: IpAddr) -> Vec<(EndpointId, String)> {
+pub fn allowed_to(registry: &Registry, address: IpAddr) -> Vec<(EndpointId, String)> {
     let of = |v: &View| {
         let r = &v.record;
         r.sources.contains(address).then(|| (r.id, format!("{}, {}", r.attachment, in_words(&r.sources))))
     };
-    life.registry.list().iter().filter_map(|handle| handle.shared.read(of)).collect()
+    registry.list().iter().filter_map(|handle| handle.shared.read(of)).collect()
 }
 
 /// `source prefixes 10.200.0.0/16, fd00:9::/64`.

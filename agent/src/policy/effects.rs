@@ -106,7 +106,7 @@ impl Policy {
                 }
                 Awaited::Nothing | Awaited::All => BTreeSet::new(),
             };
-            let mut asked = self.redirects.set(redirects);
+            let mut asked = self.proxy.redirects.set(redirects);
             wharf_crash::point("policy/after-telling");
             match awaited {
                 Awaited::Nothing => asked.clear(),
@@ -115,7 +115,7 @@ impl Policy {
             }
             answer = self.await_proxy(asked).await;
         }
-        ProxyAnswer { is_kept, answer, outstanding: self.redirects.outstanding() }
+        ProxyAnswer { is_kept, answer, outstanding: self.proxy.redirects.outstanding() }
     }
 
     async fn await_proxy(&self, asked: Vec<(String, Completion)>) -> Result<(), ProxyError> {
@@ -134,7 +134,7 @@ impl Policy {
             }
             unanswered
         };
-        let answered = tokio::time::timeout(self.redirects.patience(), all).await;
+        let answered = tokio::time::timeout(self.proxy.redirects.patience(), all).await;
         wharf_crash::point("policy/after-acknowledgement");
         answered.map_err(late)?
     }

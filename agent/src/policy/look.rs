@@ -112,7 +112,7 @@ impl Policy {
     /// The verdict on a flow's first packet.
     pub async fn explain(&self, ask: Ask) -> PolicyExplanation {
         let inner = self.lock().await;
-        let look = self.redirects.look();
+        let look = self.proxy.redirects.look();
         let judge = |id, direction, peer| {
             let mut judgement = judge(&inner.state, id, direction, peer, ask.to_port);
             if let Some(PolicyRedirect { port, passes, fails_open, .. }) = judgement.redirect {

@@ -74,7 +74,10 @@ use wharf_kit::{kept, sync::lock};
 use wharf_policy::model::{Labels, PolicyName};
 
 use self::error::PolicyError;
-use crate::{config::AgentConfig, proxy::Redirects};
+use crate::{
+    config::AgentConfig,
+    proxy::{Proxy, Redirects},
+};
 
 pub use directory::check as check_directory;
 pub use look::{Ask, Summary, destination};
@@ -92,7 +95,8 @@ pub struct Policy {
     directory: Option<PathBuf>,
     redirects_file: PathBuf,
     names_file: PathBuf,
-    redirects: Arc<dyn Redirects>,
+    /// Enforces the rules about requests and names.
+    pub proxy: Proxy,
     uses_proxy: AtomicBool,
     /// Without what depends on the policies.
     mode: Mode,
@@ -142,7 +146,7 @@ impl Policy {
             directory: config.policy_dir.clone(),
             redirects_file: config.state_dir.join("redirects.json"),
             names_file: config.state_dir.join("names.json"),
-            redirects,
+            proxy: Proxy::new(redirects),
             uses_proxy: AtomicBool::new(false),
             mode: Mode { keeps_flows: config.policy_keep_flows, audits: config.policy_audit },
             settings,

@@ -30,7 +30,7 @@ impl Policy {
             let is_first = state.realized() == 0 && matches!(state.owed(), Owed::Answer { .. });
             if let Some(until) = first_answer.take_if(|_| waits && is_first) {
                 drop(inner);
-                drop(tokio::time::timeout_at(until, self.redirects.answered()).await);
+                drop(tokio::time::timeout_at(until, self.proxy.redirects.answered()).await);
                 continue;
             }
             let is_late = end.is_some_and(|end| end <= Instant::now());
@@ -44,7 +44,7 @@ impl Policy {
     /// not acknowledged is waited for within its patience: [`Policy::refused_rows`] has the rows that depend on it.
     pub async fn settle(&self) {
         let end = Instant::now() + SETTLES;
-        drop(tokio::time::timeout(self.redirects.patience(), self.redirects.answered()).await);
+        drop(tokio::time::timeout(self.proxy.redirects.patience(), self.proxy.redirects.answered()).await);
         let revision = self.lock().await.state.inputs().documents.revision;
         self.settled(revision, Some(end)).await;
     }
@@ -53,7 +53,7 @@ impl Policy {
         let mut inner = self.let_go(inner).await;
         if matches!(inner.state.owed(), Owed::Answer { .. }) {
             // The cause of a refusal may be gone.
-            drop(self.redirects.set(inner.state.redirects().clone()));
+            drop(self.proxy.redirects.set(inner.state.redirects().clone()));
         }
         self.leave_proxy(&mut inner).await?;
         Ok(inner)
@@ -65,7 +65,7 @@ impl Policy {
         // It ends without an error: only rows fail.
         (inner, _) = self.perform(inner, effect).await;
         if inner.state.owed() != Owed::Nothing {
-            inner.state.look_at_owed(&self.redirects.outstanding(), now());
+            inner.state.look_at_owed(&self.proxy.redirects.outstanding(), now());
         }
         inner
     }

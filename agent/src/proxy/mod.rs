@@ -10,7 +10,14 @@ mod look;
 mod proxies;
 mod words;
 
-use std::{collections::BTreeSet, future::Future, net::IpAddr, pin::Pin, time::Duration};
+use std::{
+    collections::BTreeSet,
+    future::Future,
+    net::IpAddr,
+    pin::Pin,
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
 
 use wharf_core::ids::{EndpointId, Epoch};
 
@@ -45,6 +52,24 @@ impl Leaving {
         for redirect in wanted.values_mut() {
             redirect.members.retain(|member, _| !self.0.contains(member));
         }
+    }
+}
+
+/// The redirects, with counts of completions.
+pub struct Proxy {
+    /// Redirects.
+    pub redirects: Arc<dyn Redirects>,
+    /// Awaited completions.
+    pub pending: AtomicU64,
+    /// Completions past their bound.
+    pub timed_out: AtomicU64,
+}
+
+impl Proxy {
+    /// Without completions.
+    #[must_use]
+    pub fn new(redirects: Arc<dyn Redirects>) -> Self {
+        Self { redirects, pending: AtomicU64::new(0), timed_out: AtomicU64::new(0) }
     }
 }
 

@@ -33,7 +33,7 @@ pub async fn repair(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> 
     let owned = Arc::clone(&node);
     let work = async move {
         // First: routes to endpoints use its addresses as their source.
-        owned.life.ensure_node().await?;
+        owned.life.network.ensure_node().await?;
         audit::audit(&owned.life, &owned.audit_findings, true).await
     };
     let done = node.life.tasks.operations.spawn(work.in_current_span()).await;

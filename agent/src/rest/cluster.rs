@@ -24,15 +24,15 @@ use crate::{
 #[utoipa::path(get, path = "/v1/cluster", tag = "cluster",
     responses((status = 200, body = ClusterView), (status = 500, body = ApiError)))]
 pub async fn get(State(node): State<Arc<Node>>) -> Answer<Json<ClusterView>> {
-    let (life, cluster) = (&node.life, node.life.cluster.in_force());
+    let (life, cluster) = (&node.life, node.life.network.cluster.in_force());
     let missing: BTreeSet<IpNet> = if cluster.destinations.is_empty() {
         BTreeSet::new()
     } else {
-        without_route(&cluster, &life.kernel.observe_node(&life.spec()).await?)
+        without_route(&cluster, &life.kernel.observe_node(&life.network.spec()).await?)
     };
-    let file = life.cluster.file().map(|path| path.display().to_string());
-    let feed = life.cluster.feed().map(|feed| feed.view());
-    let pools = life.cluster.own_pools().and_then(|own| own.view().refused);
+    let file = life.network.cluster.file().map(|path| path.display().to_string());
+    let feed = life.network.cluster.feed().map(|feed| feed.view());
+    let pools = life.network.cluster.own_pools().and_then(|own| own.view().refused);
     let problem = problem(&cluster, None, pools);
     let nodes = nodes(&life.config.node_name, &cluster, &missing);
     Ok(Json(ClusterView { node: life.config.node_name.clone(), file, feed, problem, nodes }))
@@ -53,7 +53,7 @@ pub async fn pods(State(node): State<Arc<Node>>, Query(query): Query<ClusterPods
         }
     }
     let most = usize::try_from(limit).unwrap_or(usize::MAX);
-    let Some(feed) = node.life.cluster.feed() else { return Ok(Json(ClusterPods::default())) };
+    let Some(feed) = node.life.network.cluster.feed() else { return Ok(Json(ClusterPods::default())) };
     feed.restored().await;
     Ok(Json(feed.pods(&query, most)))
 }

@@ -78,7 +78,7 @@ fn is_chained(node: &Node, command: &Command) -> bool {
     else {
         return false;
     };
-    let there = node.life.registry.by_interface(&container, &ifname);
+    let there = node.life.endpoints.registry.by_interface(&container, &ifname);
     there.is_some_and(|there| there.shared.read(|view| !view.record.link_owner.is_wharf()))
 }
 

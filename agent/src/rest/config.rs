@@ -53,7 +53,7 @@ pub async fn patch(
     // First: the kernel may reject it.
     if let Some(enforcement) = body.policy_enforcement {
         let old = node.life.policy.enforcement().await;
-        to_its_end(&node, move |life| async move { life.policy.set_enforcement(enforcement).await }).await?;
+        to_its_end(&node, move |policy| async move { policy.set_enforcement(enforcement).await }).await?;
         changed(&node, POLICY_ENFORCEMENT, old.as_str(), enforcement.as_str());
     }
     if let Some(filter) = &body.log_level {
@@ -70,12 +70,12 @@ pub async fn patch(
         changed(&node, LOG_FORMAT, format_name(old), format_name(format));
     }
     if let Some(one_in) = body.trace_sampling {
-        let old = node.life.monitor.sampling();
-        node.life.monitor.set_sampling(one_in);
-        changed(&node, TRACE_SAMPLING, &old.to_string(), &node.life.monitor.sampling().to_string());
+        let old = node.life.telemetry.monitor.sampling();
+        node.life.telemetry.monitor.set_sampling(one_in);
+        changed(&node, TRACE_SAMPLING, &old.to_string(), &node.life.telemetry.monitor.sampling().to_string());
     }
     if let Some(trace) = body.trace {
-        let old = node.life.trace_all.swap(trace, Ordering::Relaxed);
+        let old = node.life.telemetry.trace_all.swap(trace, Ordering::Relaxed);
         changed(&node, TRACE, on_off(old), on_off(trace));
         realize_trace(&node).await?;
     }
@@ -102,12 +102,12 @@ fn invalid(why: &str) -> Failure {
 fn changed(node: &Node, setting: &'static str, old: &str, new: &str) {
     lock(&node.changed_settings).insert(setting);
     tracing::info!(setting, old, new, "a setting was changed");
-    node.life.monitor.agent(None, "config-changed", format!("{setting}: {old} -> {new}"));
+    node.life.telemetry.monitor.agent(None, "config-changed", format!("{setting}: {old} -> {new}"));
 }
 
 async fn realize_trace(node: &Node) -> Answer<()> {
     let mut failed = Vec::new();
-    for handle in node.life.registry.list() {
+    for handle in node.life.endpoints.registry.list() {
         let (done, answer) = oneshot::channel();
         if handle.mailbox.send(Command::Regenerate(Level::Policy, done)).await.is_ok()
             && let Ok(Err(why)) = answer.await
@@ -127,8 +127,8 @@ async fn view(node: &Node, log: &LogFilter) -> AgentConfigView {
     settings.extend([
         (LOG_LEVEL.to_owned(), log.get()),
         (LOG_FORMAT.to_owned(), format_name(api_format(log.format())).to_owned()),
-        (TRACE.to_owned(), node.life.trace_all.load(Ordering::Relaxed).to_string()),
-        (TRACE_SAMPLING.to_owned(), node.life.monitor.sampling().to_string()),
+        (TRACE.to_owned(), node.life.telemetry.trace_all.load(Ordering::Relaxed).to_string()),
+        (TRACE_SAMPLING.to_owned(), node.life.telemetry.monitor.sampling().to_string()),
         (POLICY_ENFORCEMENT.to_owned(), node.life.policy.enforcement().await.as_str().to_owned()),
     ]);
     let changed = lock(&node.changed_settings).clone();

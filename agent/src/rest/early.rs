@@ -20,7 +20,7 @@ impl FromRequestParts<Arc<Node>> for Restored {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, node: &Arc<Node>) -> Result<Self, Failure> {
-        match timeout(PATIENCE, node.life.registry.restored()).await {
+        match timeout(PATIENCE, node.life.endpoints.registry.restored()).await {
             Ok(()) => Ok(Self(Arc::clone(node))),
             Err(_) => Err(is_not_serving(node, &format!("{} {}", parts.method, parts.uri.path()))),
         }

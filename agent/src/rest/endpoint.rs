@@ -63,7 +63,7 @@ pub async fn list(Restored(node): Restored, Query(filter): Query<EndpointFilter>
             && label.as_ref().is_none_or(|l| r.labels.contains(l))
             && filter.pod_name.as_ref().is_none_or(|p| r.pod_name.as_ref() == Some(p))
     };
-    let mut fitting = node.life.registry.list();
+    let mut fitting = node.life.endpoints.registry.list();
     fitting.retain(|handle| handle.shared.read(fits));
     Ok(Json(explain::links::with_problems(&node, Purpose::List, &fitting).await))
 }
@@ -151,7 +151,7 @@ pub async fn remove(
             let left = leftovers(&node, &text, query.network.as_deref()).await?;
             return left.map(deleted).ok_or(Failure(unknown));
         }
-        Ok(there) if node.life.registry.is_leaving(&there) => {
+        Ok(there) if node.life.endpoints.registry.is_leaving(&there) => {
             let message = format!("delete endpoint {text}: it is deleted; the kernel is about to release its link");
             return Err(Failure::new(ErrorCode::NotFound, message));
         }
@@ -202,7 +202,7 @@ pub async fn remove_container(
     }
     let container = ContainerId::parse(container).map_err(|e| invalid(format!("delete endpoints: {e}")))?;
     accepts_work(&node, "delete endpoints")?;
-    let all = node.life.registry.list();
+    let all = node.life.endpoints.registry.list();
     let fits = |h: &Handle| {
         h.shared.read(|v| {
             let a = &v.record.attachment;
@@ -212,7 +212,8 @@ pub async fn remove_container(
                 && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
         })
     };
-    let handles: Vec<Handle> = all.into_iter().filter(|h| fits(h) && !node.life.registry.is_leaving(h)).collect();
+    let handles: Vec<Handle> =
+        all.into_iter().filter(|h| fits(h) && !node.life.endpoints.registry.is_leaving(h)).collect();
     let network = query.network.as_deref().map(network).transpose()?;
     let wanted = Wanted { network, container_id: container.clone(), ifname: None };
     let left = unknown::remove(&node.life, &wanted).await;
@@ -329,7 +330,8 @@ pub async fn labels(Restored(node): Restored, Segment(text): Segment) -> Answer<
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn config(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<EndpointConfigView>> {
     let view = handle(&node, &text)?.shared.view();
-    let desired = desired(&build::desired_config(&node.life.config, &node.life.trace_all, &view.record, view.trace));
+    let desired =
+        desired(&build::desired_config(&node.life.config, &node.life.telemetry.trace_all, &view.record, view.trace));
     let rows = node.life.kernel.dump_map(&format!("{}/CONFIG", view.record.id)).await?;
     Ok(Json(EndpointConfigView { desired, realized: rows.into_iter().next().unwrap_or_default() }))
 }
@@ -373,7 +375,7 @@ fn desired(config: &ConfigSpec) -> BTreeMap<String, String> {
 }
 
 fn handle(node: &Node, text: &str) -> Answer<Handle> {
-    match id::find(&node.life.registry, &id::parse(text)?, text) {
+    match id::find(&node.life.endpoints.registry, &id::parse(text)?, text) {
         // The endpoint may await its restore; a CHECK must not take it for gone.
         Err(Failure(unknown)) if unknown.code == ErrorCode::NotFound => {
             accepts_work(node, "find endpoint")?;

@@ -24,7 +24,7 @@ use crate::{
     responses((status = 200, body = FlowList), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn list(Restored(node): Restored, Query(query): Query<FlowQuery>) -> Answer<Json<FlowList>> {
-    let (filter, limit) = to_list(&node.life.registry, &query)?;
+    let (filter, limit) = to_list(&node.life.endpoints.registry, &query)?;
     let kernel = Arc::clone(&node.life.kernel);
     Ok(Json(bounded(&node, async move { flows::list(&*kernel, &filter, limit).await }).await?))
 }
@@ -36,7 +36,7 @@ pub async fn list(Restored(node): Restored, Query(query): Query<FlowQuery>) -> A
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn remove(State(node): State<Arc<Node>>, Query(query): Query<FlowQuery>) -> Answer<Json<FlowsRemoved>> {
     accepts_work(&node, "remove flows")?;
-    let filter = to_remove(&node.life.registry, &query)?;
+    let filter = to_remove(&node.life.endpoints.registry, &query)?;
     let (kernel, asked) = (Arc::clone(&node.life.kernel), filter.clone());
     let removed = bounded(&node, async move { kernel.remove_flows(&asked).await }).await?;
     tracing::info!(removed, ?filter, "flows removed on request");

@@ -26,7 +26,7 @@ use crate::{
 #[utoipa::path(get, path = "/v1/ipam", tag = "ipam", responses((status = 200, body = IpamView), (status = 503, body = ApiError)))]
 pub async fn view(Restored(node): Restored) -> Json<IpamView> {
     let (leases, resting) = {
-        let ipam = lock(&node.life.addresses.ipam);
+        let ipam = lock(&node.life.network.addresses.ipam);
         (ipam.leases().iter().map(api_lease).collect(), ipam.resting())
     };
     let resting = resting
@@ -39,7 +39,8 @@ pub async fn view(Restored(node): Restored) -> Json<IpamView> {
             blocked: r.blocked,
         })
         .collect();
-    Json(IpamView { pools: pools::fill(&node.life.addresses, node.life.config.masquerade.as_ref()), leases, resting })
+    let pools = pools::fill(&node.life.network.addresses, node.life.config.masquerade.as_ref());
+    Json(IpamView { pools, leases, resting })
 }
 
 /// Leases an address of each family, or of one, to a caller.
@@ -101,16 +102,16 @@ async fn lease(node: &Node, request: LeaseRequest, owner: String) -> Answer<(Sta
     if health::holds(&owner) {
         return Err(invalid(format!("lease address: the owner {} is the agent's own", health::NAME)));
     }
-    let leased = resting::lease(&node.life.addresses, &request, &owner)
+    let leased = resting::lease(&node.life.network.addresses, &request, &owner)
         .await
         .map_err(|e| Failure::from(e).of("lease address"))?;
     let leases: Vec<Lease> = {
-        let ipam = lock(&node.life.addresses.ipam);
+        let ipam = lock(&node.life.network.addresses.ipam);
         let ips = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6));
         ips.filter_map(|ip| ipam.get(ip).cloned()).collect()
     };
     if let Err(error) = node.life.store.commit(leases.iter().cloned().map(Change::PutLease).collect()).await {
-        resting::in_memory(&node.life.addresses, &leases);
+        resting::in_memory(&node.life.network.addresses, &leases);
         return Err(Failure::new(ErrorCode::Store, error.to_string()));
     }
     Ok((StatusCode::CREATED, Json(IpamAllocation { leases: leases.iter().map(api_lease).collect() })))
@@ -124,7 +125,7 @@ pub async fn release(State(node): State<Arc<Node>>, Segment(text): Segment) -> A
     accepts_work(&node, "release address")?;
     let ip = parse_ip(&text)?;
     let (lease, cidrs) = {
-        let ipam = lock(&node.life.addresses.ipam);
+        let ipam = lock(&node.life.network.addresses.ipam);
         (ipam.get(ip).cloned(), ipam.cidrs())
     };
     let Some(lease) = lease else {
@@ -151,12 +152,12 @@ pub async fn release(State(node): State<Arc<Node>>, Segment(text): Segment) -> A
     }
     // An endpoint with a caller's address uses it.
     if let Some(user) =
-        node.life.registry.list().iter().find(|h| h.shared.read(|v| v.record.addresses().any(|a| a == ip)))
+        node.life.endpoints.registry.list().iter().find(|h| h.shared.read(|v| v.record.addresses().any(|a| a == ip)))
     {
         return Err(Failure::new(ErrorCode::Exists, format!("release {ip}: endpoint {} uses it", user.id))
             .hint("delete the endpoint first"));
     }
-    resting::release(&node.life.addresses, std::slice::from_ref(&lease), Vec::new())
+    resting::release(&node.life.network.addresses, std::slice::from_ref(&lease), Vec::new())
         .await
         .map_err(|e| Failure::new(ErrorCode::Store, e.to_string()))?;
     Ok(StatusCode::OK)

@@ -60,9 +60,9 @@ fn events(node: &Node) -> BTreeMap<String, String> {
     let facts = [
         ("bytes", u64::from(EVENTS_BYTES)),
         ("events-per-second-of-an-endpoint", u64::from(EVENTS_PER_SECOND)),
-        ("read-by-the-agent", node.life.monitor.packet_events()),
-        ("readers-of-the-monitor", node.life.monitor.readers() as u64),
-        ("trace-sampling", u64::from(node.life.monitor.sampling())),
+        ("read-by-the-agent", node.life.telemetry.monitor.packet_events()),
+        ("readers-of-the-monitor", node.life.telemetry.monitor.readers() as u64),
+        ("trace-sampling", u64::from(node.life.telemetry.monitor.sampling())),
     ];
     facts.map(|(name, value)| (name.to_owned(), value.to_string())).into()
 }

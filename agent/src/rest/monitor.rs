@@ -27,15 +27,15 @@ const PATIENCE: Duration = Duration::from_millis(500);
 #[utoipa::path(get, path = "/v1/monitor", tag = "agent",
     responses((status = 200, body = MonitorEvent, content_type = "application/x-ndjson"), (status = 429, body = ApiError)))]
 pub async fn stream_events(State(node): State<Arc<Node>>) -> Answer<Response> {
-    if node.life.monitor.readers() >= MAX_READERS {
+    if node.life.telemetry.monitor.readers() >= MAX_READERS {
         return Err(Failure::new(ErrorCode::Overloaded, format!("monitor: {MAX_READERS} readers already")));
     }
-    let watching = node.life.proxy.redirects.watch();
+    let watching = node.life.policy.proxy.redirects.watch();
     if let Some(watching) = &watching {
         // Without Envoy, the reader gets other events.
         drop(tokio::time::timeout(PATIENCE, watching.begun()).await);
     }
-    let receiver = node.life.monitor.subscribe();
+    let receiver = node.life.telemetry.monitor.subscribe();
     let stop = node.life.tasks.stop.clone();
     let lines = stream::unfold((receiver, stop, watching), |(mut receiver, stop, watching)| async move {
         let event = tokio::select! {

@@ -40,7 +40,7 @@ const SETTLE: Duration = Duration::from_secs(1);
 
 /// An answered delete's endpoint is invisible to later requests.
 pub async fn follow(State(node): State<Arc<Node>>, request: Request, next: Next) -> Response {
-    let settled = async move { timeout(SETTLE, node.life.registry.settled(|_| true)).await.ok() };
+    let settled = async move { timeout(SETTLE, node.life.endpoints.registry.settled(|_| true)).await.ok() };
     run(request, next, settled).await
 }
 

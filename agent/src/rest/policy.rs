@@ -11,8 +11,8 @@ use wharf_core::ids::EndpointId;
 use wharf_policy::model::PolicyName;
 
 use crate::{
-    node::{Node, endpoint::Handle, lifecycle::Lifecycle, sources},
-    policy::{self, Ask, error::PolicyError},
+    node::{Node, endpoint::Handle, sources},
+    policy::{self, Ask, Policy, error::PolicyError},
     rest::{
         early::Restored,
         endpoint::accepts_work,
@@ -40,17 +40,17 @@ pub async fn import(State(node): State<Arc<Node>>, Body(body): Body<PolicyImport
         return Err(Failure::new(ErrorCode::InvalidRequest, format!("import policies: {rule}")));
     }
     accepts_work(&node, "import policies")?;
-    let change = to_its_end(&node, move |life| async move { life.policy.import(&file, &text).await }).await?;
+    let change = to_its_end(&node, move |policy| async move { policy.import(&file, &text).await }).await?;
     Ok(Json(told(&node, change)))
 }
 
 /// Runs without the client too: desired state, store and kernel stay consistent.
-pub(super) async fn to_its_end<T, F>(node: &Node, work: impl FnOnce(Arc<Lifecycle>) -> F) -> Answer<T>
+pub(super) async fn to_its_end<T, F>(node: &Node, work: impl FnOnce(Arc<Policy>) -> F) -> Answer<T>
 where
     T: Send + 'static,
     F: Future<Output = Result<T, PolicyError>> + Send + 'static,
 {
-    let done = node.life.tasks.operations.spawn(work(Arc::clone(&node.life)));
+    let done = node.life.tasks.operations.spawn(work(Arc::clone(&node.life.policy)));
     let stopped = |_| Failure::new(ErrorCode::Unavailable, "change policies: the agent is stopping");
     Ok(done.await.map_err(stopped)??)
 }
@@ -67,14 +67,14 @@ pub async fn remove(
     let change = match (query.all.unwrap_or(false), query.kind, query.name) {
         (true, None, None) if query.namespace.is_none() => {
             accepts_work(&node, "delete policies")?;
-            to_its_end(&node, |life| async move { life.policy.delete_all().await }).await?
+            to_its_end(&node, |policy| async move { policy.delete_all().await }).await?
         }
         (true, ..) => return invalid("all=true stands alone"),
         (false, Some(kind), Some(name)) => {
             accepts_work(&node, "delete policies")?;
             let namespace = query.namespace.unwrap_or_default();
             let name = PolicyName { kind, namespace, name };
-            to_its_end(&node, move |life| async move { life.policy.delete(&name).await }).await?
+            to_its_end(&node, move |policy| async move { policy.delete(&name).await }).await?
         }
         (false, ..) => return invalid("kind and name say which (with namespace, where the kind has one), or all=true"),
     };
@@ -85,7 +85,7 @@ fn told(node: &Node, change: PolicyChange) -> PolicyChange {
     let PolicyChange { revision, put, removed, .. } = &change;
     let what = format!("revision {revision}: {} put, {} removed", put.len(), removed.len());
     tracing::info!(revision, ?put, ?removed, "policies changed");
-    node.life.monitor.agent(None, "policy-changed", what);
+    node.life.telemetry.monitor.agent(None, "policy-changed", what);
     change
 }
 
@@ -132,7 +132,7 @@ pub async fn explain(
         }
     }
     if let End::Elsewhere(ip) = from
-        && let Some((id, _)) = sources::allowed_to(&node.life, ip).first()
+        && let Some((id, _)) = sources::allowed_to(&node.life.endpoints.registry, ip).first()
     {
         let router = format!("endpoint {id} may send from {ip}; its egress rules apply to these packets too");
         told.note = Some(told.note.map_or_else(|| router.clone(), |note| format!("{note}; {router}")));
@@ -174,12 +174,12 @@ fn end(node: &Node, text: &str) -> Answer<End> {
     let of = |handle: &Handle| handle.shared.read(|v| v.record.addresses().collect::<Vec<_>>());
     if let Ok(ip) = text.parse::<IpAddr>() {
         let ip = ip.to_canonical();
-        let all = node.life.registry.list();
+        let all = node.life.endpoints.registry.list();
         let there =
             all.into_iter().map(|handle| (handle.id, of(&handle))).find(|(_, addresses)| addresses.contains(&ip));
         return Ok(there.map_or(End::Elsewhere(ip), |(id, _)| End::Endpoint(id, vec![ip])));
     }
-    let handle = id::find(&node.life.registry, &id::parse(text)?, text)?;
+    let handle = id::find(&node.life.endpoints.registry, &id::parse(text)?, text)?;
     Ok(End::Endpoint(handle.id, of(&handle)))
 }
 
@@ -193,7 +193,7 @@ fn addresses(from: &End, to: &End, v6: bool) -> Option<(IpAddr, IpAddr)> {
     responses((status = 200, body = EndpointPolicy), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn of_endpoint(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<EndpointPolicy>> {
-    let handle = id::find(&node.life.registry, &id::parse(&text)?, &text)?;
+    let handle = id::find(&node.life.endpoints.registry, &id::parse(&text)?, &text)?;
     Ok(Json(node.life.policy.endpoint(handle.id).await?))
 }
 
@@ -213,7 +213,7 @@ pub async fn set_namespace(
     Body(body): Body<NamespaceLabels>,
 ) -> Answer<Json<Namespace>> {
     accepts_work(&node, "set labels of a namespace")?;
-    let set = move |life: Arc<Lifecycle>| async move { life.policy.set_namespace(&name, Some(body.labels)).await };
+    let set = move |policy: Arc<Policy>| async move { policy.set_namespace(&name, Some(body.labels)).await };
     Ok(Json(to_its_end(&node, set).await?))
 }
 
@@ -223,7 +223,7 @@ pub async fn set_namespace(
         (status = 503, body = ApiError)))]
 pub async fn remove_namespace(State(node): State<Arc<Node>>, Segment(name): Segment) -> Answer<StatusCode> {
     accepts_work(&node, "delete a namespace")?;
-    to_its_end(&node, move |life| async move { life.policy.set_namespace(&name, None).await }).await?;
+    to_its_end(&node, move |policy| async move { policy.set_namespace(&name, None).await }).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -18,14 +18,14 @@ use crate::{
 /// Envoy, its listeners, and pending acknowledgements.
 #[utoipa::path(get, path = "/v1/proxy", tag = "proxy", responses((status = 200, body = ProxyView)))]
 pub async fn get(State(node): State<Arc<Node>>) -> Json<ProxyView> {
-    let (life, look) = (&node.life, node.life.proxy.redirects.look());
-    let Requests { forwarded, denied, failed } = life.monitor.requests();
+    let (life, look) = (&node.life, node.life.policy.proxy.redirects.look());
+    let Requests { forwarded, denied, failed } = life.telemetry.monitor.requests();
     let of_envoy = look.status.as_ref().map_or(0, |status| status.forwarded);
     Json(ProxyView {
         bootstrap: envoy::bootstrap(&life.config.run_dir).display().to_string(),
         requests: ProxyRequests { forwarded: forwarded + of_envoy, denied, failed },
-        completions_pending: life.proxy.pending.load(Ordering::Relaxed),
-        completions_timed_out: life.proxy.timed_out.load(Ordering::Relaxed),
+        completions_pending: life.policy.proxy.pending.load(Ordering::Relaxed),
+        completions_timed_out: life.policy.proxy.timed_out.load(Ordering::Relaxed),
         ..view(&look, life.config.proxy_timeout)
     })
 }

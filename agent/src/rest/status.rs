@@ -49,7 +49,8 @@ fn word(verdict: Verdict) -> String {
 #[utoipa::path(get, path = "/v1/metrics", tag = "bpf",
     responses((status = 200, body = [MetricRow]), (status = 500, body = ApiError)))]
 pub async fn rows(State(node): State<Arc<Node>>) -> Answer<Json<Vec<MetricRow>>> {
-    Ok(Json(status::verdicts(&node.life).await?))
+    let life = &node.life;
+    Ok(Json(status::verdicts(&*life.kernel, &life.endpoints.registry, &life.telemetry.metrics).await?))
 }
 
 /// Prometheus metrics: OpenMetrics if `Accept` names it, otherwise the Prometheus text format. A stale part gives its
@@ -62,7 +63,7 @@ pub async fn prometheus(State(node): State<Arc<Node>>, headers: HeaderMap) -> An
     let verdicts = verdicts.map_err(|why| Failure::new(ErrorCode::Kernel, why.to_string()))?;
     let format = Format::accepted(headers.get(header::ACCEPT).and_then(|types| types.to_str().ok()));
     let (runs, stale) = (node.life.tasks.controllers.runs(), node.parts.stale());
-    let feed = node.life.cluster.feed().map(|feed| feed.view());
-    let text = node.life.metrics.encode(format, &status, &verdicts, &runs, stale, feed.as_ref());
+    let feed = node.life.network.cluster.feed().map(|feed| feed.view());
+    let text = node.life.telemetry.metrics.encode(format, &status, &verdicts, &runs, stale, feed.as_ref());
     Ok(([(header::CONTENT_TYPE, format.content_type())], text))
 }

@@ -9,39 +9,40 @@ use super::{Source, of};
 use crate::{
     addresses::pools,
     cluster::pools::{OwnPools, PoolsView},
-    node::{lifecycle::Lifecycle, part::Fill},
+    config::AgentConfig,
+    node::{network::NodeNetwork, part::Fill},
 };
 
 pub(super) fn source() -> Source {
     Source {
         name: "ipam",
-        look: |node| Box::pin(async move { look(&node.life) }),
+        look: |node| Box::pin(async move { look(&node.life.network, &node.life.config) }),
         silent: |_| (Health::Degraded, "waits for the table of addresses".into()),
     }
 }
 
-fn look(life: &Lifecycle) -> Fill {
-    let (pools, router) = (pools::fill(&life.addresses, life.config.masquerade.as_ref()), life.routers());
+fn look(network: &NodeNetwork, config: &AgentConfig) -> Fill {
+    let (pools, router) = (pools::fill(&network.addresses, config.masquerade.as_ref()), network.routers());
     let family = |family| if family == IpFamily::Ipv4 { "IPv4" } else { "IPv6" };
     let full: Vec<String> =
         pools.iter().filter(|p| p.used >= p.total).map(|p| format!("{} {}", p.name, family(p.family))).collect();
-    let own = life.cluster.own_pools();
+    let own = network.cluster.own_pools();
     let (missing, PoolsView { source, pending, refused }) =
         (own.and_then(OwnPools::missing), own.map(OwnPools::view).unwrap_or_default());
-    let refuses = life.cluster.without_pools().filter(|_| missing.is_none());
-    let overlaps = crate::addresses::pools::told(&life.addresses);
+    let refuses = network.cluster.without_pools().filter(|_| missing.is_none());
+    let overlaps = crate::addresses::pools::told(&network.addresses);
     let mut message = match (&missing, &overlaps) {
         (Some(why), _) => format!("no pools: {why}"),
         (None, Some(overlaps)) => overlaps.clone(),
         (None, None) if full.is_empty() => "addresses free in every pool".to_owned(),
         (None, None) => format!("exhausted: {}", full.join(", ")),
     };
-    match lock(&life.addresses.ipam).outside().len() {
+    match lock(&network.addresses.ipam).outside().len() {
         0 => {}
         1 => message.push_str("; 1 leased address is in no pool today (`wharf ipam list`)"),
         n => message.push_str(&format!("; {n} leased addresses are in no pool today (`wharf ipam list`)")),
     }
-    if let Some(why) = life.config.ipv6_off {
+    if let Some(why) = config.ipv6_off {
         message.push_str(&format!("; IPv4 alone: IPv6 is off on the node ({why})"));
     }
     if !source.is_empty() {

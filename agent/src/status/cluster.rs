@@ -14,7 +14,7 @@ pub(super) fn source() -> Source {
         name: "cluster",
         look: |node| {
             Box::pin(async move {
-                let cluster = &node.life.cluster;
+                let cluster = &node.life.network.cluster;
                 let feed = cluster.feed().map(|feed| feed.view());
                 let is_set = cluster.file().is_some() || feed.is_some();
                 if !is_set {
@@ -28,8 +28,9 @@ pub(super) fn source() -> Source {
                 let row = in_force.nodes.get(&node.life.config.node_name);
                 let health = node.health.view();
                 let health = health.ipv4.map(IpAddr::V4).into_iter().chain(health.ipv6.map(IpAddr::V6));
-                let differs =
-                    || row.and_then(|row| other_addresses(row, &health.collect::<Vec<_>>(), &node.life.routers()));
+                let differs = || {
+                    row.and_then(|row| other_addresses(row, &health.collect::<Vec<_>>(), &node.life.network.routers()))
+                };
                 look(Some(component(&in_force, feed.as_ref(), overlay, differs())))
             })
         },

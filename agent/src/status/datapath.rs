@@ -8,7 +8,10 @@ use wharf_core::kernel::{CounterRow, Kernel, KernelError, KernelErrorKind, Kerne
 use wharf_kit::sync::lock;
 
 use super::Source;
-use crate::node::{lifecycle::Lifecycle, part::Fill};
+use crate::{
+    metrics::Metrics,
+    node::{part::Fill, registry::Registry},
+};
 
 pub(super) fn source() -> Source {
     Source {
@@ -83,16 +86,20 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
 ///
 /// # Errors
 /// Unreadable kernel.
-pub async fn verdicts(life: &Lifecycle) -> Result<Vec<MetricRow>, KernelError> {
-    let past = lock(&life.metrics.past_counters).clone();
+pub async fn verdicts(
+    kernel: &dyn Kernel,
+    registry: &Registry,
+    metrics: &Metrics,
+) -> Result<Vec<MetricRow>, KernelError> {
+    let past = lock(&metrics.past_counters).clone();
     let mut rows: Vec<MetricRow> = past
         .into_iter()
         .map(|((direction, reason), (packets, bytes))| row(None, CounterRow { direction, reason, packets, bytes }))
         .collect();
-    let of_overlay = life.kernel.observe_overlay().await?.drops;
+    let of_overlay = kernel.observe_overlay().await?.drops;
     rows.extend(of_overlay.into_iter().map(|c| MetricRow { dropped: true, ..row(None, c) }));
-    for handle in life.registry.list() {
-        match life.kernel.observe_counters(handle.id).await {
+    for handle in registry.list() {
+        match kernel.observe_counters(handle.id).await {
             Ok(counters) => rows.extend(counters.into_iter().map(|c| row(Some(handle.id.get()), c))),
             Err(e) if e.kind == KernelErrorKind::NotFound => {}
             Err(e) => return Err(e),

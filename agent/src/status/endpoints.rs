@@ -1,14 +1,14 @@
 //! Endpoints by state, stuck steps, admission.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use wharf_api::{ComponentStatus, Health, PreparedStatus};
-use wharf_core::state::State;
+use wharf_core::{kernel::Kernel, state::State};
 
 use super::{Source, of};
 use crate::{
     endpoint::look,
-    node::{lifecycle::Lifecycle, part::Fill},
+    node::{endpoints::Endpoints, lifecycle::Lifecycle, part::Fill},
     stuck,
 };
 
@@ -17,16 +17,21 @@ const NAMED: usize = 3;
 pub(super) fn source() -> Source {
     Source {
         name: "endpoints",
-        look: |node| Box::pin(async move { seen(&node.life).await }),
+        look: |node| {
+            Box::pin(async move {
+                let Lifecycle { endpoints, kernel, config, .. } = &*node.life;
+                seen(endpoints, &**kernel, config.proxy_timeout).await
+            })
+        },
         silent: |_| (Health::Degraded, "waits for the table of endpoints, or for the kernel's of interfaces".into()),
     }
 }
 
-async fn seen(life: &Lifecycle) -> Fill {
-    let unlinked = look::unlinked(life, &life.registry.list()).await;
+async fn seen(endpoints: &Endpoints, kernel: &dyn Kernel, proxy_timeout: Duration) -> Fill {
+    let unlinked = look::unlinked(kernel, &endpoints.jobs, &endpoints.registry.list()).await;
     let mut states: BTreeMap<String, u64> = BTreeMap::new();
     let mut failing = Vec::new();
-    for handle in life.registry.list() {
+    for handle in endpoints.registry.list() {
         let (state, bad) = handle.shared.read(|v| {
             let state = v.fsm.state;
             let waits = state == State::Disconnecting && !v.status.waits_for.is_empty();
@@ -39,21 +44,21 @@ async fn seen(life: &Lifecycle) -> Fill {
             failing.push(format!("endpoint {}", handle.id));
         }
     }
-    let endpoints = match &unlinked {
+    let message = match &unlinked {
         Err(why) => format!("their links could not be looked at: {why}"),
         Ok(_) if failing.is_empty() => "all as they should be".to_owned(),
         Ok(_) => format!("need attention: {}", named(&failing)),
     };
     let amiss = unlinked.is_err() || !failing.is_empty();
-    let stuck = stuck::stuck(&life.registry, &life.jobs, life.config.proxy_timeout);
+    let stuck = stuck::stuck(&endpoints.registry, &endpoints.jobs, proxy_timeout);
     let steps: Vec<String> =
         stuck.iter().map(|s| format!("endpoint {} in {} for {} s", s.endpoint, s.step, s.for_ms / 1_000)).collect();
-    let admission = life.gate.status();
-    let (ready, target) = life.prepared.fill();
+    let admission = endpoints.admission.gate.status();
+    let (ready, target) = endpoints.prepared.fill();
     Arc::new(move |status| {
         status.endpoints.clone_from(&states);
         let health = of(amiss, Health::Degraded);
-        status.components.push(ComponentStatus::new("endpoints", health, endpoints.clone()));
+        status.components.push(ComponentStatus::new("endpoints", health, message.clone()));
         if !stuck.is_empty() {
             let message = format!("{} of them: {}", stuck.len(), named(&steps));
             status.components.push(ComponentStatus::new("stuck-steps", Health::Degraded, message));

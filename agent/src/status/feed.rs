@@ -14,11 +14,9 @@ use wharf_kit::sync::lock;
 
 use super::{PATIENCE, cluster, status};
 use crate::{
-    node::{
-        Node,
-        lifecycle::{self, Lifecycle},
-    },
-    policy, selfcheck,
+    node::{Node, network},
+    policy::{self, Policy},
+    selfcheck,
 };
 
 /// Problems of a report.
@@ -27,7 +25,7 @@ const MAX_PROBLEMS: usize = 64;
 /// from a node that is not ready.
 const LASTING: Duration = Duration::from_secs(30);
 /// Their failures make the node unready.
-const NEEDED: [&str; 2] = [lifecycle::CONTROLLER, policy::CONTROLLER];
+const NEEDED: [&str; 2] = [network::CONTROLLER, policy::CONTROLLER];
 
 /// The reports of an agent.
 pub struct Reporter {
@@ -47,24 +45,24 @@ impl Reporter {
     pub async fn report(&self) -> Report {
         let Self { node, .. } = self;
         let status = status(node).await;
-        let cluster = &node.life.cluster;
+        let cluster = &node.life.network.cluster;
         let missing = cluster.missing_routes();
         let failures = [
             ("routes", missing.why.clone().filter(|_| missing.all)),
-            ("policy", policy_problem(&node.life).await),
+            ("policy", policy_problem(&node.life.policy).await),
             ("controllers", failing(&status.controllers)),
             ("self-check", selfcheck::of_node(&node.self_checks)),
         ];
         // All of them, so that each has its time.
         let lasting: Vec<String> = failures.into_iter().filter_map(|(name, why)| self.lasting(name, why)).collect();
-        let unready = cluster.without_pools().or_else(|| not_started(&node.life)).or(lasting.into_iter().next());
+        let unready = cluster.without_pools().or_else(|| not_started(&node.life.policy)).or(lasting.into_iter().next());
         let routes = cluster::without_route(&cluster.in_force()).or(missing.why);
         let health = node.health.view();
         let health_addresses = health.ipv4.map(IpAddr::V4).into_iter().chain(health.ipv6.map(IpAddr::V6));
         Report {
             conditions: vec![ready(&status, unready), condition("RoutesInForce", routes)],
             problems: problems(&status).into_iter().take(MAX_PROBLEMS).collect(),
-            router_addresses: node.life.routers().iter().map(ToString::to_string).collect(),
+            router_addresses: node.life.network.routers().iter().map(ToString::to_string).collect(),
             health_addresses: health_addresses.map(|address| address.to_string()).collect(),
         }
     }
@@ -81,17 +79,17 @@ impl Reporter {
     }
 }
 
-fn not_started(life: &Lifecycle) -> Option<String> {
-    (!life.policy.has_started()).then(|| "policy: its first rows are not in force yet".to_owned())
+fn not_started(policy: &Policy) -> Option<String> {
+    (!policy.has_started()).then(|| "policy: its first rows are not in force yet".to_owned())
 }
 
 /// Why the wanted revision is not in force. Not while a proxy owes an answer: without a proxy, rules about requests are
 /// never in force, and any user of the cluster may write one.
-async fn policy_problem(life: &Lifecycle) -> Option<String> {
-    if !life.proxy.redirects.outstanding().is_empty() {
+async fn policy_problem(policy: &Policy) -> Option<String> {
+    if !policy.proxy.redirects.outstanding().is_empty() {
         return None;
     }
-    let Ok(policy::Summary { revision, realized, .. }) = timeout(PATIENCE, life.policy.summary()).await else {
+    let Ok(policy::Summary { revision, realized, .. }) = timeout(PATIENCE, policy.summary()).await else {
         return Some("a change waits for the kernel".to_owned());
     };
     (realized < revision).then(|| format!("in force is revision {realized} of {revision}"))

@@ -134,7 +134,7 @@ fn beginning(node: &Node) -> AgentStatus {
             masquerading: "not known".into(),
             connections: None,
             flows: None,
-            mtu: lock(&node.life.mtu).to_string(),
+            mtu: lock(&node.life.network.mtu).to_string(),
         },
         components: process::components(node),
         controllers: Vec::new(),
@@ -148,7 +148,7 @@ fn beginning(node: &Node) -> AgentStatus {
         commands: node.commands.status(),
         admission: AdmissionStatus::default(),
         audit_findings: None,
-        refused_transitions: node.life.metrics.refused_transitions.load(Ordering::Relaxed),
+        refused_transitions: node.life.telemetry.metrics.refused_transitions.load(Ordering::Relaxed),
         bpf_maps: Vec::new(),
         prepared: PreparedStatus::default(),
         proxy: ProxyStatus::default(),
@@ -206,7 +206,10 @@ pub async fn counters(node: &Arc<Node>) -> Result<Vec<MetricRow>, CountersError>
     let until = tokio::time::Instant::now() + PATIENCE;
     let look = || {
         let node = Arc::clone(node);
-        async move { datapath::verdicts(&node.life).await }
+        async move {
+            let life = &node.life;
+            datapath::verdicts(&*life.kernel, &life.endpoints.registry, &life.telemetry.metrics).await
+        }
     };
     match node.parts.counters.read(&node.parts.runtime(), until, look).await {
         Reading::Fresh(rows) | Reading::Stale { value: rows, .. } => Ok(rows?),

@@ -5,27 +5,32 @@ use std::sync::Arc;
 use wharf_api::{ComponentStatus, ConnectionStatus, Health};
 use wharf_core::{
     finding::Problem,
-    kernel::{ForeignChain, NatView, Tracked},
+    kernel::{ForeignChain, Kernel, NatView, Tracked},
     nat::{Masquerade, accepting},
 };
 
 use super::{Source, of};
-use crate::node::{endpoint::Handle, lifecycle::Lifecycle, part::Fill};
+use crate::node::{endpoint::Handle, lifecycle::Lifecycle, network::NodeNetwork, part::Fill, registry::Registry};
 
 pub(super) fn source() -> Source {
     Source {
         name: "masquerade",
-        look: |node| Box::pin(async move { look(&node.life).await }),
+        look: |node| {
+            Box::pin(async move {
+                let Lifecycle { kernel, network, endpoints, .. } = &*node.life;
+                look(&**kernel, network, &endpoints.registry).await
+            })
+        },
         silent: |_| (Health::Degraded, "waits for the kernel to tell of the node's nftables table".into()),
     }
 }
 
-async fn look(life: &Lifecycle) -> Fill {
-    let spec = life.spec();
-    let (amiss, (health, message), tracked) = match life.kernel.observe_nat(&spec).await {
+async fn look(kernel: &dyn Kernel, network: &NodeNetwork, registry: &Registry) -> Fill {
+    let spec = network.spec();
+    let (amiss, (health, message), tracked) = match kernel.observe_nat(&spec).await {
         Ok(view) => {
             let has_ports = |handle: &Handle| handle.shared.read(|v| !v.record.ports.is_empty());
-            let publishers = life.registry.list().iter().filter(|handle| has_ports(handle)).count();
+            let publishers = registry.list().iter().filter(|handle| has_ports(handle)).count();
             let words = in_words(&view, spec.masquerade.as_ref(), publishers);
             (!view.problems.is_empty(), words, view.tracked.filter(|_| spec.masquerade.is_some()))
         }

@@ -10,8 +10,8 @@ use wharf_kit::{pulse::Pulse, socket::Reach};
 
 use super::{Source, seconds};
 use crate::{
-    memory::{self, Room},
-    node::{Node, lifecycle::Lifecycle, part::Fill},
+    memory::{self, Memory, Room},
+    node::{Node, part::Fill},
 };
 
 /// Twenty beats.
@@ -60,13 +60,13 @@ fn lives(name: &str, pulse: &Pulse, well: &str, ill: &str) -> ComponentStatus {
 pub(super) fn source() -> Source {
     Source {
         name: "process",
-        look: |node| Box::pin(async move { look(&node.life) }),
+        look: |node| Box::pin(async move { look(&node.life.endpoints.admission.memory) }),
         silent: |_| (Health::Degraded, "waits for what /proc tells".into()),
     }
 }
 
-fn look(life: &Lifecycle) -> Fill {
-    let (resident, room) = (memory::resident_bytes(), life.memory.room());
+fn look(memory: &Memory) -> Fill {
+    let (resident, room) = (memory::resident_bytes(), memory.room());
     Arc::new(move |status| {
         if let Some(Room { limit, used, endpoints }) = room {
             let what = format!("{} of {} MiB of the control group in use", used >> 20, limit >> 20);

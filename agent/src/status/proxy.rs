@@ -36,14 +36,14 @@ pub(super) fn source() -> Source {
 }
 
 fn look(life: &Lifecycle, name_addresses: u64, clients: &[EndpointId]) -> Fill {
-    let (look, redirects) = (life.proxy.redirects.look(), &life.proxy.redirects);
-    let Requests { forwarded, denied, failed } = life.monitor.requests();
+    let (look, redirects) = (life.policy.proxy.redirects.look(), &life.policy.proxy.redirects);
+    let Requests { forwarded, denied, failed } = life.telemetry.monitor.requests();
     let count = |of: fn(&wharf_proxy::Status) -> u64| look.status.as_ref().map_or(0, of);
     let proxy = ProxyStatus {
         enabled: redirects.enabled(),
         redirects: redirects.count(),
-        pending_completions: life.proxy.pending.load(Ordering::Relaxed),
-        timed_out_completions: life.proxy.timed_out.load(Ordering::Relaxed),
+        pending_completions: life.policy.proxy.pending.load(Ordering::Relaxed),
+        timed_out_completions: life.policy.proxy.timed_out.load(Ordering::Relaxed),
         state: look.state(),
         listeners: (look.wanted.len() + look.dns.len()) as u64,
         refused: look.refused() as u64,
@@ -54,7 +54,7 @@ fn look(life: &Lifecycle, name_addresses: u64, clients: &[EndpointId]) -> Fill {
     };
     let name = |id: u16| {
         let id = EndpointId::try_from(id).ok()?;
-        Some(life.registry.get(id)?.shared.read(|view| words(&view.record)))
+        Some(life.endpoints.registry.get(id)?.shared.read(|view| words(&view.record)))
     };
     let component = component(&look, clients, &life.config.run_dir, &name);
     Arc::new(move |status| {

@@ -20,7 +20,7 @@ pub(super) fn source() -> Source {
 }
 
 fn look(node: &Node) -> Fill {
-    let (queue, queue_health, queue_message) = node.life.deletions.status();
+    let (queue, queue_health, queue_message) = node.life.endpoints.deletions.status();
     let findings = *lock(&node.audit_findings);
     let leaks = match findings {
         None => "not looked for yet".to_owned(),
@@ -33,7 +33,7 @@ fn look(node: &Node) -> Fill {
     let is_ready = findings.is_none_or(|left| left.amiss == left.outside);
     let findings = findings.map(|left| left.amiss);
     let quarantined = quarantined(node);
-    let lost = node.life.orphans.list().len();
+    let lost = node.life.endpoints.leftovers.orphans.list().len();
     Arc::new(move |status| {
         status.components.push(ComponentStatus::new("deletion-queue", queue_health, queue_message.clone()));
         let health = of(findings.is_some_and(|n| n > 0), Health::Degraded);
@@ -66,7 +66,7 @@ fn counted(n: u64) -> String {
 }
 
 fn quarantined(node: &Node) -> Vec<QuarantinedRecord> {
-    let all = node.life.out_of_service.list();
+    let all = node.life.endpoints.leftovers.out_of_service.list();
     all.into_iter()
         .map(|q| QuarantinedRecord {
             endpoint: q.id.get(),

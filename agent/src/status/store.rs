@@ -11,7 +11,7 @@ use crate::node::{part::Fill, timeline::Timelines};
 pub(super) fn source() -> Source {
     Source {
         name: "store",
-        look: |node| Box::pin(async move { look(&node.life.store, &node.life.timelines).await }),
+        look: |node| Box::pin(async move { look(&node.life.store, &node.life.endpoints.timelines).await }),
         silent: |node| match node.life.store.stats().writing_for() {
             Some(busy) => (Health::Failing, format!("its disk has been at one piece of work for {} s", busy.as_secs())),
             None => (Health::Degraded, "waits for its writer thread".into()),

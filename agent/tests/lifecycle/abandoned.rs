@@ -34,7 +34,7 @@ fn an_endpoint_without_its_namespace_is_not_ready_and_a_later_del_succeeds() {
         let [gone, living] = [agent.create("gone").await, agent.create("living").await];
         look(&agent).await;
         assert_eq!([&gone, &living].map(state), [State::Ready; 2]);
-        let mut told = agent.life.monitor.subscribe();
+        let mut told = agent.life.telemetry.monitor.subscribe();
         agent.kernel.remove_netns(&netns_path("gone"));
         look(&agent).await;
         look(&agent).await;
@@ -55,10 +55,13 @@ fn the_agent_deletes_it_after_the_grace_time() {
     machine.life(async |agent| {
         let (gone, bystander) = (agent.create("gone").await, agent.create("bystander").await);
         agent.kernel.remove_netns(&netns_path("gone"));
-        let mut told = agent.life.monitor.subscribe();
+        let mut told = agent.life.telemetry.monitor.subscribe();
         look(&agent).await;
         look(&agent).await;
-        assert!(agent.life.registry.get(gone.id).is_none_or(|there| there.epoch != gone.epoch), "still there");
+        assert!(
+            agent.life.endpoints.registry.get(gone.id).is_none_or(|there| there.epoch != gone.epoch),
+            "still there"
+        );
         assert_eq!(events(&mut told), ["endpoint-netns-gone", "endpoint-abandoned", "endpoint-deleted"]);
         assert_eq!(state(&bystander), State::Ready);
         assert_eq!(agent.delete(&bystander).await.errors, []);

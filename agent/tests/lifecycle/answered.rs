@@ -39,13 +39,13 @@ fn a_delete_is_answered_when_nobody_finds_the_endpoint_and_its_record_goes_after
         assert_eq!(resume::resume(&agent.life).await, Ok(()));
 
         let life = Arc::clone(&agent.life);
-        let settled = tokio::spawn(async move { life.registry.settled(|_| true).await });
+        let settled = tokio::spawn(async move { life.endpoints.registry.settled(|_| true).await });
         let_all_run().await;
         assert!(!settled.is_finished(), "whoever asks for the node's state waits");
         hold.release();
         assert!(settled.await.expect("task"));
         agent.assert_nothing_left().await;
-        assert!(!agent.life.registry.settled(|_| true).await, "there is nothing to wait for");
+        assert!(!agent.life.endpoints.registry.settled(|_| true).await, "there is nothing to wait for");
     });
 }
 
@@ -111,7 +111,7 @@ fn a_release_that_fails_or_hangs_keeps_the_record_and_is_resumed() {
                 tokio::time::sleep(Duration::from_secs(9)).await;
                 tokio::time::resume();
             }
-            agent.life.registry.settled(|_| true).await;
+            agent.life.endpoints.registry.settled(|_| true).await;
             assert_eq!(state(&handle), State::Disconnecting);
             let snapshot = agent.snapshot().await;
             assert_eq!((snapshot.endpoints.len(), snapshot.leases.len()), (1, 2), "nothing is released");

@@ -23,7 +23,7 @@ use crate::support::*;
 fn lost(agent: &Agent) -> EndpointRecord {
     let netns = agent.kernel.add_netns(netns_path("lost"));
     let epoch = Epoch(9_000);
-    let mut record = agent.life.registry.list()[0].shared.read(|v| v.record.clone());
+    let mut record = agent.life.endpoints.registry.list()[0].shared.read(|v| v.record.clone());
     record.id = id(9);
     record.epoch = epoch;
     record.attachment = attachment("lost", "eth0");
@@ -105,7 +105,7 @@ fn everything_of_a_lost_create_is_found_with_its_owner_and_mended() {
 fn a_route_of_a_pool_that_is_no_more_is_found_and_removed() {
     Machine::new().life(async |agent| {
         agent.create("c1").await;
-        let mut spec = agent.life.spec();
+        let mut spec = agent.life.network.spec();
         spec.cidrs.push("10.123.0.0/16".parse().expect("CIDR"));
         agent.kernel.ensure_node(&spec).await.expect("node");
         assert_mended(&agent, &["route"]).await;
@@ -115,8 +115,12 @@ fn a_route_of_a_pool_that_is_no_more_is_found_and_removed() {
 #[test]
 fn a_missing_pool_route_is_found() {
     Machine::new().life(async |agent| {
-        let NodeSpec { cidrs, .. } = agent.life.spec();
-        agent.kernel.ensure_node(&NodeSpec { cidrs: cidrs[1..].to_vec(), ..agent.life.spec() }).await.expect("node");
+        let NodeSpec { cidrs, .. } = agent.life.network.spec();
+        agent
+            .kernel
+            .ensure_node(&NodeSpec { cidrs: cidrs[1..].to_vec(), ..agent.life.network.spec() })
+            .await
+            .expect("node");
         let findings = agent.findings(false).await;
         assert_eq!(objects(&findings), ["node"]);
         assert!(findings[0].subject.contains(&cidrs[0].to_string()), "{findings:?}");
@@ -130,7 +134,7 @@ fn a_lease_without_an_endpoint_is_found_and_released() {
         let ip: IpAddr = "10.88.0.99".parse().expect("address");
         let owner = LeaseOwner::Attachment { attachment: attachment("lost", "eth0"), epoch: Epoch(9_000) };
         let wanted = LeaseRequest { pool: None, ipv4: Wanted::Exact([10, 88, 0, 99].into()), ipv6: Wanted::None };
-        lock(&agent.life.addresses.ipam).lease(&wanted, owner.clone(), 0).expect("leased");
+        lock(&agent.life.network.addresses.ipam).lease(&wanted, owner.clone(), 0).expect("leased");
         let pool = agent.life.config.default_pool.clone();
         agent.commit(vec![Change::PutLease(Lease { ip, pool, owner, since_unix_ms: 0 })]).await;
         let findings = agent.findings(false).await;
@@ -144,7 +148,7 @@ fn a_lease_without_an_endpoint_is_found_and_released() {
 fn a_lease_that_only_memory_knows_is_found_with_its_owner() {
     Machine::new().life(async |agent| {
         let owner = LeaseOwner::Attachment { attachment: attachment("lost", "eth0"), epoch: Epoch(9_000) };
-        lock(&agent.life.addresses.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
+        lock(&agent.life.network.addresses.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
         let findings = agent.findings(false).await;
         assert_eq!(objects(&findings), ["lease", "lease"]);
         assert!(findings.iter().all(|f| f.problem.contains("not in the store")), "{findings:?}");
@@ -309,7 +313,7 @@ fn programs_ready_ahead_of_need_are_not_judged() {
         hold.release();
         refill.await.expect("task").expect("refilled");
         assert_eq!(agent.findings(true).await, []);
-        assert_eq!(agent.life.prepared.fill(), (3, 3));
+        assert_eq!(agent.life.endpoints.prepared.fill(), (3, 3));
     });
 }
 
@@ -331,7 +335,7 @@ fn pins_whose_id_was_given_out_meanwhile_are_not_removed() {
         let repair = tokio::spawn(async move { asked.audit(true).await });
         hold.reached().await;
         wharf_agent::endpoint::prepared::refill(&agent.life).await.expect("refilled");
-        assert!(agent.life.prepared.ids().contains(&id(2)));
+        assert!(agent.life.endpoints.prepared.ids().contains(&id(2)));
         hold.release();
         let findings = repair.await.expect("task").expect("audit").findings;
         let pin = findings.iter().find(|f| f.object == "pin").expect("it was found");
@@ -352,7 +356,7 @@ fn addresses_that_rest_are_counted_as_they_are_listed() {
         agent.kernel.fail_next(Op::EnsureLink, KernelErrorKind::Other);
         agent.try_create(agent.container("c2")).await.expect_err("asked for");
         let report = wharf_agent::audit::audit(&agent.life, &agent.node.audit_findings, false).await.expect("audit");
-        assert_eq!(lock(&agent.life.addresses.ipam).resting().len(), 4);
+        assert_eq!(lock(&agent.life.network.addresses.ipam).resting().len(), 4);
         assert_eq!(report.examined.get("resting-addresses"), Some(&4), "{:?}", report.examined);
     });
 }

@@ -164,7 +164,7 @@ fn requests_that_come_during_a_build_share_the_next_one() {
 #[test]
 fn the_build_pool_bounds_how_many_regenerate_at_once() {
     Machine::new().life(async |agent| {
-        let permits = agent.life.build_permits.available_permits();
+        let permits = agent.life.endpoints.admission.build_permits.available_permits();
         assert!(permits >= 2);
         let mut handles = Vec::new();
         for n in 0..permits + 3 {
@@ -282,7 +282,7 @@ fn a_refused_move_is_counted_and_in_the_log() {
         let handle = agent.create("c1").await;
         agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
         agent.delete(&handle).await;
-        let refused = || agent.life.metrics.refused_transitions.load(Ordering::Relaxed);
+        let refused = || agent.life.telemetry.metrics.refused_transitions.load(Ordering::Relaxed);
         assert_eq!(refused(), 0);
         let why = agent.request(&handle, Level::Policy).await.await.expect("answered").expect_err("it goes");
         assert!(why.to_string().contains("disconnecting"), "{why}");

@@ -72,10 +72,10 @@ fn a_deletion_record_that_waits_is_as_old_as_it_was_when_the_clock_is_set_back()
         let handle = agent.create("c1").await;
         let mut old = deletion(&attachment("c1", "eth0"), Some(&handle), agent.life.store.boot_id().to_owned());
         old.written_unix_ms -= 120_000;
-        agent.life.deletions.queue.put(&old).expect("written");
+        agent.life.endpoints.deletions.queue.put(&old).expect("written");
         agent.kernel.fail_always(Op::RemoveLink, Kind::Exhausted);
         assert_eq!(agent.drain().await, 1);
-        let health = |agent: &Agent| agent.life.deletions.status().1;
+        let health = |agent: &Agent| agent.life.endpoints.deletions.status().1;
         assert_eq!(health(&agent), Health::Degraded);
         clock::step_unix_time(-HOUR_MS);
         assert_eq!(agent.drain().await, 1);
@@ -94,7 +94,7 @@ fn a_lease_from_the_future_is_not_taken_for_a_young_one() {
         let owner = LeaseOwner::Attachment { attachment: attachment("gone", "eth0"), epoch: Epoch(1) };
         let (ip, pool) = ("10.88.0.99".parse().expect("address"), agent.life.config.default_pool.clone());
         let lost = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };
-        lock(&agent.life.addresses.ipam).claim(lost).expect("claimed");
+        lock(&agent.life.network.addresses.ipam).claim(lost).expect("claimed");
         assert_eq!(agent.findings(false).await, [], "it may be on its way to the store");
         clock::step_unix_time(-HOUR_MS);
         let findings = agent.findings(true).await;

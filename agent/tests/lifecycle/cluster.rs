@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use wharf_agent::{node::lifecycle, policy, status::feed::Reporter};
+use wharf_agent::{node::network, policy, status::feed::Reporter};
 use wharf_cluster::paths::{Path, Probed};
 use wharf_core::{
     kernel::{KernelErrorKind as Kind, MissingRoute},
@@ -73,12 +73,12 @@ fn an_older_state_of_the_nodes_never_follows_a_newer_one() {
         // It knows node b alone, and has made nothing.
         let hold = agent.kernel.hold_node(0);
         let life = Arc::clone(&agent.life);
-        let older = tokio::spawn(async move { life.ensure_node().await });
+        let older = tokio::spawn(async move { life.network.ensure_node().await });
         hold.reached().await;
         set_nodes(&machine, &["b", "c"]);
-        agent.life.load_cluster("boot").await.expect("nodes");
+        agent.life.network.load_cluster("boot").await.expect("nodes");
         let life = Arc::clone(&agent.life);
-        let newer = tokio::spawn(async move { life.put_cluster().await });
+        let newer = tokio::spawn(async move { life.network.put_cluster().await });
         let_all_run().await;
         hold.release();
         older.await.expect("task").expect("the node's objects");
@@ -96,10 +96,10 @@ fn refused_paths_are_kept_although_the_kernel_refuses_their_routes() {
         // Failures, answers by the overlay on trial, and failures of the test.
         for answers in [false, false, false, true, true, false, false, false, false] {
             let probed = Probed { path: path.clone(), router: Some(answers), hop: Some(true) };
-            agent.life.cluster.judge_paths(&[probed]).await;
+            agent.life.network.cluster.judge_paths(&[probed]).await;
         }
         agent.kernel.fail_next(Op::EnsureNode, Kind::Permission);
-        agent.life.follow_cluster().await.expect_err("the kernel refused");
+        agent.life.network.follow_cluster().await.expect_err("the kernel refused");
         assert!(machine.files().contains(&"paths.json".to_owned()), "{:?}", machine.files());
     });
 }
@@ -115,7 +115,7 @@ fn a_report_names_missing_routes_and_a_node_without_any_is_unready() {
         };
         let ensure = async |routes: &[&str]| {
             agent.kernel.set_missing_routes(routes.iter().copied().map(missing).collect());
-            agent.life.ensure_node().await.expect("the rest of the node");
+            agent.life.network.ensure_node().await.expect("the rest of the node");
         };
         assert_eq!(conditions(&reporter).await, [""; 2]);
         ensure(&["10.101.0.0/24"]).await;
@@ -134,7 +134,7 @@ fn a_report_names_missing_routes_and_a_node_without_any_is_unready() {
         ensure(&[]).await;
         assert_eq!(conditions(&reporter).await, [""; 2]);
         agent.kernel.fail_next(Op::EnsureNode, Kind::Permission);
-        agent.life.ensure_node().await.expect_err("the kernel refused");
+        agent.life.network.ensure_node().await.expect_err("the kernel refused");
         let [ready, routes] = conditions(&reporter).await;
         assert!(ready.is_empty() && routes.contains("may be missing"), "{ready} {routes}");
     });
@@ -145,7 +145,7 @@ fn a_controller_that_keeps_failing_makes_the_node_unready() {
     let machine = machine(&["b"]);
     machine.life(async |agent| {
         let (reporter, controllers) = (reporter(&agent), &agent.life.tasks.controllers);
-        for name in [lifecycle::CONTROLLER, policy::CONTROLLER, "pool-overlap"] {
+        for name in [network::CONTROLLER, policy::CONTROLLER, "pool-overlap"] {
             controllers.record(name, Err("the kernel refused"));
             assert_eq!(conditions(&reporter).await[0], "", "{name}: the agent may repair it");
             wait_long().await;

@@ -76,7 +76,7 @@ fn killed_at_any_step_of_a_delete_the_next_agent_finishes_it() {
             hold.release();
             machine.life(async |agent| {
                 agent.quiet().await;
-                assert!(agent.life.registry.is_empty());
+                assert!(agent.life.endpoints.registry.is_empty());
                 assert!(machine.kernel.is_clean());
                 let leases = agent.snapshot().await.leases;
                 let kept = leases.iter().filter(|l| matches!(l.owner, LeaseOwner::Caller { .. })).count();
@@ -95,7 +95,7 @@ fn killed_during_a_batch_the_next_agent_finishes_all_of_it() {
         let handles = [agent.create("c1").await, agent.create("c2").await, agent.create("c3").await];
         agent.proxy.never_answers(handles[1].id, "slow");
         let _delete = agent.spawn_delete(&handles.each_ref(), DeleteOptions::default());
-        let pending = &agent.life.proxy.pending;
+        let pending = &agent.life.policy.proxy.pending;
         eventually("one is awaited", || pending.load(std::sync::atomic::Ordering::Relaxed) == 1).await;
     });
     machine.life(async |agent| agent.assert_nothing_left().await);
@@ -166,7 +166,7 @@ fn killed_over_any_write_of_a_create_the_endpoint_is_there_whole_or_not_at_all()
         life.kill_and_tear();
         machine.life(async |agent| {
             agent.quiet().await;
-            match agent.life.registry.len() {
+            match agent.life.endpoints.registry.len() {
                 0 => nothing += 1,
                 n => whole += n,
             }
@@ -199,7 +199,7 @@ fn killed_at_any_step_of_a_start_the_next_agent_finishes_it() {
         hold.release();
         machine.life(async |agent| {
             agent.assert_healthy().await;
-            assert_eq!(agent.life.registry.len(), 1, "{step:?}");
+            assert_eq!(agent.life.endpoints.registry.len(), 1, "{step:?}");
             agent.del(&attachment("lives", "eth0"), DeleteOptions::default()).await;
             agent.assert_nothing_left().await;
         });

@@ -64,13 +64,13 @@ fn a_create_takes_programs_verified_ahead_of_need() {
     machine.config.prepared_programs = 2;
     machine.life(async |agent| {
         prepared::refill(&agent.life).await.expect("refilled");
-        assert_eq!(agent.life.prepared.fill(), (2, 2));
-        let ids = agent.life.prepared.ids();
+        assert_eq!(agent.life.endpoints.prepared.fill(), (2, 2));
+        let ids = agent.life.endpoints.prepared.ids();
         agent.kernel.clear_call_log();
         let handle = agent.create("c1").await;
         assert!(ids.contains(&handle.id));
         assert_eq!(agent.kernel.calls(Op::EnsurePrograms), 0);
-        assert_eq!(agent.life.prepared.fill(), (1, 2));
+        assert_eq!(agent.life.endpoints.prepared.fill(), (1, 2));
         agent.assert_healthy().await;
     });
 }
@@ -86,10 +86,10 @@ fn a_create_loads_its_own_programs_when_none_are_ready_or_a_mac_is_asked_for() {
         spec.mac = Some("02:11:22:33:44:55".parse().expect("MAC"));
         let endpoint = agent.try_create(spec).await.expect("created");
         assert_eq!(endpoint.container_mac, "02:11:22:33:44:55");
-        assert_eq!((agent.kernel.calls(Op::EnsurePrograms), agent.life.prepared.fill().0), (1, 1));
+        assert_eq!((agent.kernel.calls(Op::EnsurePrograms), agent.life.endpoints.prepared.fill().0), (1, 1));
         agent.create("c2").await;
         agent.create("c3").await;
-        assert_eq!((agent.kernel.calls(Op::EnsurePrograms), agent.life.prepared.fill().0), (2, 0));
+        assert_eq!((agent.kernel.calls(Op::EnsurePrograms), agent.life.endpoints.prepared.fill().0), (2, 0));
         agent.assert_healthy().await;
     });
 }
@@ -103,7 +103,7 @@ fn a_refused_create_gives_a_prepared_set_back() {
         let mut spec = agent.container("c1");
         spec.labels = ["reserved:nobody".parse().expect("label")].into();
         agent.try_create(spec).await.expect_err("no such reserved label");
-        assert_eq!(agent.life.prepared.fill(), (1, 1));
+        assert_eq!(agent.life.endpoints.prepared.fill(), (1, 1));
         agent.assert_healthy().await;
     });
 }
@@ -116,7 +116,7 @@ fn a_failed_create_unpins_the_prepared_set_it_took() {
         prepared::refill(&agent.life).await.expect("refilled");
         agent.kernel.fail_next(Op::EnsureLink, KernelErrorKind::Other);
         agent.try_create(agent.container("c1")).await.expect_err("asked for");
-        assert_eq!(agent.life.prepared.fill(), (0, 1));
+        assert_eq!(agent.life.endpoints.prepared.fill(), (0, 1));
         agent.assert_nothing_left().await;
     });
 }
@@ -133,9 +133,9 @@ fn of_two_creates_of_one_attachment_at_once_one_wins() {
         let results = [one.await.expect("task"), other.await.expect("task")];
         let codes: Vec<_> = results.iter().filter_map(|r| r.as_ref().err().map(|e| e.code)).collect();
         assert_eq!(codes, [ErrorCode::Busy], "the other may fail yet, so that is for a retry to tell");
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
         agent.assert_healthy().await;
-        agent.delete(&agent.life.registry.list()[0]).await;
+        agent.delete(&agent.life.endpoints.registry.list()[0]).await;
         agent.assert_nothing_left().await;
     });
 }
@@ -191,7 +191,7 @@ fn too_many_creates_at_once_are_told_when_to_come_again() {
             let mut create = agent.spawn_create(agent.container(&format!("c{}", waiting.len())));
             let n = waiting.len() as u64 + 1;
             let places = || {
-                let s = agent.life.gate.status();
+                let s = agent.life.endpoints.admission.gate.status();
                 s.waiting + s.running
             };
             eventually("it has a place or an answer", || places() == n || create.is_finished()).await;
@@ -219,13 +219,13 @@ fn too_many_creates_at_once_are_told_when_to_come_again() {
 fn a_node_without_a_free_id_says_so_and_serves_again_when_one_is_free() {
     Machine::new().life(async |agent| {
         let mut last = None;
-        while let Some(taken) = agent.life.registry.take_id() {
+        while let Some(taken) = agent.life.endpoints.registry.take_id() {
             last = Some(taken);
         }
         let error = agent.try_create(agent.container("c1")).await.expect_err("no id");
         assert_eq!(error.code, ErrorCode::LimitReached);
         let free = last.expect("ids were free");
-        agent.life.registry.free_id(free);
+        agent.life.endpoints.registry.free_id(free);
         assert_eq!(agent.create("c1").await.id, free);
         agent.assert_healthy().await;
     });
@@ -238,7 +238,7 @@ fn an_exhausted_family_rolls_the_other_back() {
         let first = agent.create("c1").await;
         let error = agent.try_create(agent.container("c2")).await.expect_err("no IPv4 address");
         assert_eq!(error.code, ErrorCode::PoolExhausted);
-        let held = lock(&agent.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let held = lock(&agent.life.network.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(held.len(), 2, "only the first endpoint's: {held:?}");
         agent.delete(&first).await;
         agent.create("c3").await;
@@ -329,7 +329,7 @@ fn a_create_that_waits_for_its_turn_beyond_its_deadline_is_answered_and_leaves_n
             create.await.expect("task").expect("created");
         }
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 8);
+        assert_eq!(agent.life.endpoints.registry.len(), 8);
         assert_eq!(agent.life.kernel.dump().await.expect("dump").pins.len(), 8);
     });
 }

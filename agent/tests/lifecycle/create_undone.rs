@@ -106,7 +106,7 @@ fn a_disk_that_fills_before_the_commit_takes_the_endpoint_back() {
         let error = create.await.expect("task").expect_err("not durable, not created");
         assert_eq!(error.code, ErrorCode::Store);
         agent.quiet().await;
-        assert!(agent.life.registry.is_empty());
+        assert!(agent.life.endpoints.registry.is_empty());
         assert!(agent.kernel.is_clean(), "the kernel's part is undone without the disk");
         agent.disk.mend();
         // Nobody knows whether the commit got through, so the id is not given out again by this agent.
@@ -130,7 +130,7 @@ fn an_undo_that_fails_is_named_and_keeps_what_it_could_not_take_back_from_others
         assert!(error.message.contains("undoing it: remove-link"), "{}", error.message);
         agent.quiet().await;
         assert!(!agent.is_free(id(1)), "its link is still there");
-        let held = lock(&agent.life.addresses.ipam).owned_by(|o| matches!(o, LeaseOwner::Attachment { .. }));
+        let held = lock(&agent.life.network.addresses.ipam).owned_by(|o| matches!(o, LeaseOwner::Attachment { .. }));
         assert_eq!(held.len(), 2, "its link may still speak with them");
         let intents = agent.snapshot().await.intents;
         assert!(matches!(intents[..], [(_, _, Intent::Create { .. })]), "{intents:?}");
@@ -164,7 +164,7 @@ fn an_undo_waits_for_a_late_proxy_before_it_unpins_or_frees_anything() {
         agent.proxy.answers(id(1), "quick");
         let acknowledge = agent.proxy.answers_late(id(1), "slow");
         let create = agent.spawn_create(agent.container("c1"));
-        let pending = &agent.life.proxy.pending;
+        let pending = &agent.life.policy.proxy.pending;
         eventually("one completion is awaited", || pending.load(Ordering::Relaxed) == 1).await;
         let_all_run().await;
         let operations = agent.operations();
@@ -178,7 +178,7 @@ fn an_undo_waits_for_a_late_proxy_before_it_unpins_or_frees_anything() {
         acknowledge.send(()).expect("awaited");
         let error = create.await.expect("task").expect_err("asked for");
         assert!(!error.message.contains("undoing"), "{}", error.message);
-        assert_eq!(agent.life.proxy.timed_out.load(Ordering::Relaxed), 0);
+        assert_eq!(agent.life.policy.proxy.timed_out.load(Ordering::Relaxed), 0);
         agent.assert_nothing_left().await;
     });
 }
@@ -205,8 +205,8 @@ fn a_proxy_that_never_answers_is_recorded_counted_and_holds_no_undo_up_beyond_it
         agent.proxy.never_answers(id(1), "stuck");
         let error = agent.try_create(agent.container("c1")).await.expect_err("asked for");
         assert!(error.message.contains("undoing it: await-proxy: no answer within 20ms"), "{}", error.message);
-        assert_eq!(agent.life.proxy.timed_out.load(Ordering::Relaxed), 1);
-        assert_eq!(agent.life.proxy.pending.load(Ordering::Relaxed), 0);
+        assert_eq!(agent.life.policy.proxy.timed_out.load(Ordering::Relaxed), 1);
+        assert_eq!(agent.life.policy.proxy.pending.load(Ordering::Relaxed), 0);
         agent.assert_nothing_left().await;
     });
 }
@@ -287,7 +287,7 @@ fn a_step_that_hangs_is_answered_at_its_deadline_and_its_late_result_undone() {
                 hold.reached().await;
                 let error = after(Duration::from_secs(20), create).await.expect("task").expect_err("late");
                 assert_eq!(error.code, ErrorCode::DeadlineExceeded, "{}", error.message);
-                assert_eq!(agent.life.registry.len(), 1, "the step still runs");
+                assert_eq!(agent.life.endpoints.registry.len(), 1, "the step still runs");
                 let view = agent.handle(1).shared.view();
                 assert!(view.status.waits_for.starts_with("step"), "{:?}", view.status);
                 hold.release();

@@ -99,7 +99,7 @@ fn the_delete_waits_for_a_late_proxy_before_it_unpins_or_frees_anything() {
         let acknowledge = agent.proxy.answers_late(handle.id, "slow");
         agent.kernel.clear_call_log();
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
-        let pending = &agent.life.proxy.pending;
+        let pending = &agent.life.policy.proxy.pending;
         eventually("one completion is awaited", || pending.load(std::sync::atomic::Ordering::Relaxed) == 1).await;
         let_all_run().await;
         assert_eq!(agent.operations(), [Op::RemoveAttached, Op::RemoveReachable], "unreachable, and nothing more");
@@ -109,7 +109,7 @@ fn the_delete_waits_for_a_late_proxy_before_it_unpins_or_frees_anything() {
         acknowledge.send(()).expect("awaited");
         let result = delete.await.expect("task");
         assert_eq!((result.deleted.len(), result.errors), (1, vec![]));
-        assert_eq!(agent.life.proxy.timed_out.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(agent.life.policy.proxy.timed_out.load(std::sync::atomic::Ordering::Relaxed), 0);
         agent.assert_nothing_left().await;
     });
 }
@@ -126,7 +126,7 @@ fn a_proxy_that_never_answers_is_recorded_counted_and_passed() {
         assert_eq!(result.deleted, [handle.id.get()]);
         assert_eq!(result.errors, [], "nothing is left for another delete");
         assert!(log_of(&handle).iter().any(|l| l.starts_with("await-proxy: no answer")), "{:?}", log_of(&handle));
-        let completions = &agent.life.proxy;
+        let completions = &agent.life.policy.proxy;
         assert_eq!(
             completions.timed_out.load(std::sync::atomic::Ordering::Relaxed),
             1,
@@ -332,7 +332,7 @@ fn the_last_counters_stay_in_the_nodes_totals() {
             assert!(agent.kernel.set_counters(handle.id, vec![row]));
             agent.delete(&handle).await;
         }
-        let past = lock(&agent.life.metrics.past_counters).clone();
+        let past = lock(&agent.life.telemetry.metrics.past_counters).clone();
         assert_eq!(past.into_iter().collect::<Vec<_>>(), [(("egress".into(), "forwarded".into()), (7, 70))]);
     });
 }
@@ -368,6 +368,6 @@ fn a_late_delete_does_not_touch_the_endpoint_that_came_after() {
         assert_eq!((result.deleted, result.errors), (vec![], vec![]));
         assert_eq!(agent.operations(), []);
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
     });
 }

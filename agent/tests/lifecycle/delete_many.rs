@@ -102,8 +102,8 @@ fn an_endpoint_of_a_batch_that_stays_does_not_keep_the_others() {
         agent.kernel.fail_next(Op::RemoveLink, Kind::Other);
         let result = agent.spawn_delete(&handles.each_ref(), DeleteOptions::default()).await.expect("task");
         assert_eq!((result.deleted.len(), result.errors.len()), (2, 1));
-        assert_eq!(agent.life.registry.len(), 1);
-        let stays = agent.life.registry.list()[0].clone();
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
+        let stays = agent.life.endpoints.registry.list()[0].clone();
         assert_eq!(agent.snapshot().await.leases.len(), 2);
         assert!(addresses(&stays).iter().all(|ip| agent.lease_owner(*ip).is_some()));
         agent.delete(&stays).await;
@@ -140,7 +140,7 @@ fn the_leases_of_endpoints_that_stay_are_not_touched() {
     Machine::new().life(async |agent| {
         let (goes, stays) = (agent.create("c1").await, agent.create("c2").await);
         agent.delete(&goes).await;
-        let held = lock(&agent.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let held = lock(&agent.life.network.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(held.into_iter().map(|l| l.ip).collect::<Vec<_>>(), addresses(&stays));
         agent.assert_healthy().await;
     });
@@ -165,7 +165,7 @@ fn a_containers_delete_gives_back_its_own_addresses_alone_and_is_resumed_where_i
             let all: Vec<&_> = handles.iter().collect();
             let result = agent.spawn_delete(&all, DeleteOptions::default()).await.expect("task");
             assert_eq!(result.errors.len(), 1, "{round}: {:?}", result.errors);
-            handles = agent.life.registry.list();
+            handles = agent.life.endpoints.registry.list();
             assert_eq!(handles.len(), 1, "the others are gone");
             assert_eq!(agent.lease_owner(lease.ip), Some(lease.owner.clone()));
         }
@@ -184,9 +184,9 @@ fn a_delete_of_an_unknown_container_gives_back_all_that_is_leased_in_its_name() 
         let stays = agent.create("c1").await;
         for ifname in ["eth0", "eth1"] {
             let owner = LeaseOwner::Attachment { attachment: attachment("gone", ifname), epoch: Epoch(7) };
-            lock(&agent.life.addresses.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
+            lock(&agent.life.network.addresses.ipam).lease(&LeaseRequest::default(), owner, 0).expect("leased");
         }
-        let left = lock(&agent.life.addresses.ipam).of_container(&attachment("gone", "eth0").container_id);
+        let left = lock(&agent.life.network.addresses.ipam).of_container(&attachment("gone", "eth0").container_id);
         agent.commit(left.into_iter().map(Change::PutLease).collect()).await;
         let container_id = attachment("gone", "eth0").container_id;
         let wanted = |container_id| Wanted { network: None, container_id, ifname: None };

@@ -45,7 +45,7 @@ fn a_slow_delete_does_not_take_the_lease_of_the_endpoint_that_came_after() {
             let acknowledge_second = agent.proxy.answers_late(second.id, "slower");
             let quick = agent.spawn_delete(&[&first], DeleteOptions::default());
             let slow = agent.spawn_delete(&[&first, &second], DeleteOptions { no_ip_release });
-            let pending = &agent.life.proxy.pending;
+            let pending = &agent.life.policy.proxy.pending;
             eventually("both are awaited", || pending.load(std::sync::atomic::Ordering::Relaxed) == 2).await;
             is_asked(&first).await;
             acknowledge_first.send(()).expect("awaited");
@@ -182,16 +182,16 @@ fn a_create_that_waits_for_its_turn_ends_at_once_when_its_delete_comes() {
     Machine::new().life(async |agent| {
         let hold = agent.kernel.hold(Op::EnsureLink);
         let running: Vec<_> = (0..8).map(|n| agent.spawn_create(agent.container(&format!("c{n}")))).collect();
-        eventually("there is no room", || agent.life.gate.status().running == 8).await;
+        eventually("there is no room", || agent.life.endpoints.admission.gate.status().running == 8).await;
         let waits = agent.spawn_create(agent.container("waits"));
-        eventually("it waits", || agent.life.registry.len() == 9).await;
+        eventually("it waits", || agent.life.endpoints.registry.len() == 9).await;
         let wanted = attachment("waits", "eth0");
         let delete = agent.del(&wanted, DeleteOptions::default());
         let result =
             tokio::time::timeout(Duration::from_secs(5), delete).await.expect("the delete waits for a turn too");
         assert_eq!(result.errors, []);
         assert_eq!(waits.await.expect("task").expect_err("deleted").code, ErrorCode::Busy);
-        assert_eq!(agent.life.registry.len(), 8);
+        assert_eq!(agent.life.endpoints.registry.len(), 8);
         hold.release();
         for create in running {
             create.await.expect("task").expect("created");

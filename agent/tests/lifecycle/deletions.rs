@@ -16,11 +16,11 @@ use wharf_kit::controller::OVERDUE;
 use crate::support::*;
 
 fn directory(agent: &Agent) -> PathBuf {
-    agent.life.deletions.queue.path().to_owned()
+    agent.life.endpoints.deletions.queue.path().to_owned()
 }
 
 fn records(agent: &Agent) -> usize {
-    agent.life.deletions.queue.list().expect("listed").len()
+    agent.life.endpoints.deletions.queue.list().expect("listed").len()
 }
 
 #[test]
@@ -36,9 +36,9 @@ fn records_written_while_no_agent_ran_are_served_before_the_agent_serves() {
         stays.id
     });
     machine.life(async |agent| {
-        let ids: Vec<_> = agent.life.registry.list().iter().map(|h| h.id).collect();
+        let ids: Vec<_> = agent.life.endpoints.registry.list().iter().map(|h| h.id).collect();
         assert_eq!((ids, records(&agent)), (vec![stays], 0));
-        assert_eq!(agent.life.deletions.status().0.drained, 3);
+        assert_eq!(agent.life.endpoints.deletions.status().0.drained, 3);
         agent.assert_healthy().await;
         agent.create("c1").await;
         agent.assert_healthy().await;
@@ -50,11 +50,11 @@ fn a_record_that_comes_while_the_agent_runs_is_served_without_being_asked_for() 
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;
         agent.life.tasks.operations.spawn(deletions::watch(agent.life.clone()));
-        let canary = || agent.life.deletions.status().0.canary;
+        let canary = || agent.life.endpoints.deletions.status().0.canary;
         eventually("the canary comes out", || canary().starts_with("came out after")).await;
-        assert_eq!(agent.life.deletions.status().1, Health::Ok);
+        assert_eq!(agent.life.endpoints.deletions.status().1, Health::Ok);
         agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
-        eventually("the endpoint goes", || agent.life.registry.is_empty() && records(&agent) == 0).await;
+        eventually("the endpoint goes", || agent.life.endpoints.registry.is_empty() && records(&agent) == 0).await;
         agent.life.tasks.stop.cancel();
         agent.assert_nothing_left().await;
     });
@@ -64,13 +64,13 @@ fn a_record_that_comes_while_the_agent_runs_is_served_without_being_asked_for() 
 fn a_queue_whose_directory_is_taken_away_is_watched_again() {
     Machine::new().life(async |agent| {
         agent.life.tasks.operations.spawn(deletions::watch(agent.life.clone()));
-        let canary = || agent.life.deletions.status().0.canary;
+        let canary = || agent.life.endpoints.deletions.status().0.canary;
         eventually("the canary comes out", || canary().starts_with("came out after")).await;
         let handle = agent.create("c1").await;
         std::fs::remove_dir_all(directory(&agent)).expect("removed");
         eventually("the directory is made anew", || directory(&agent).is_dir()).await;
         agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
-        eventually("the endpoint goes", || agent.life.registry.is_empty() && records(&agent) == 0).await;
+        eventually("the endpoint goes", || agent.life.endpoints.registry.is_empty() && records(&agent) == 0).await;
         agent.life.tasks.stop.cancel();
         agent.assert_nothing_left().await;
     });
@@ -86,7 +86,7 @@ fn a_queue_that_cannot_be_used_is_reported_and_recovers() {
         assert!(row().and_then(|r| r.last_error).is_some_and(|e| e.contains("deletions")), "{:?}", row());
         std::fs::remove_file(directory(&agent)).expect("removed");
         eventually("it is used again", || row().is_some_and(|r| r.consecutive_failures == 0)).await;
-        let canary = || agent.life.deletions.status();
+        let canary = || agent.life.endpoints.deletions.status();
         eventually("the canary comes out", || canary().0.canary.starts_with("came out after")).await;
         agent.life.tasks.stop.cancel();
         agent.assert_nothing_left().await;
@@ -97,10 +97,10 @@ fn a_queue_that_cannot_be_used_is_reported_and_recovers() {
 fn a_canary_that_could_not_be_sent_is_sent_again() {
     Machine::new().life(async |agent| {
         agent.life.tasks.operations.spawn(deletions::watch(agent.life.clone()));
-        let canary = || agent.life.deletions.status().0.canary;
+        let canary = || agent.life.endpoints.deletions.status().0.canary;
         eventually("the canary comes out", || canary().starts_with("came out after")).await;
         let full = QueueError::Full { directory: directory(&agent) };
-        agent.life.deletions.canary_sent(Err(full.into()));
+        agent.life.endpoints.deletions.canary_sent(Err(full.into()));
         assert!(canary().starts_with("could not be sent"), "{}", canary());
         eventually("the next tick sends another", || canary().starts_with("came out after")).await;
         agent.life.tasks.stop.cancel();
@@ -118,12 +118,12 @@ fn a_delete_that_fails_keeps_its_record_until_one_succeeds() {
             agent.kernel.fail_always(op, Kind::Exhausted);
             for _ in 0..2 {
                 assert_eq!((agent.drain().await, records(&agent)), (1, 1));
-                assert_eq!(agent.life.deletions.status().0.records, 1);
+                assert_eq!(agent.life.endpoints.deletions.status().0.records, 1);
             }
         });
         machine.life(async |agent| {
             assert_eq!(
-                (agent.life.registry.len(), records(&agent)),
+                (agent.life.endpoints.registry.len(), records(&agent)),
                 (1, 1),
                 "{op:?}: the start cannot serve it either"
             );
@@ -141,7 +141,7 @@ fn a_full_disk_keeps_the_record_until_there_is_space() {
         agent.queue_deletion(&attachment("c1", "eth0"), Some(&handle));
         agent.disk.fill();
         assert_eq!(agent.drain().await, 1);
-        assert_eq!((agent.life.registry.len(), records(&agent)), (1, 1));
+        assert_eq!((agent.life.endpoints.registry.len(), records(&agent)), (1, 1));
         agent.disk.mend();
         assert_eq!(agent.drain().await, 0);
         assert_eq!(records(&agent), 0);
@@ -163,7 +163,7 @@ fn a_record_of_another_epoch_or_network_does_not_touch_the_endpoint_that_is_ther
         agent.kernel.clear_call_log();
         assert_eq!(agent.drain().await, 0);
         assert_eq!((agent.operations(), records(&agent)), (vec![], 0));
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
         agent.assert_healthy().await;
     });
 }
@@ -173,9 +173,9 @@ fn a_record_of_another_boot_is_dropped_unserved() {
     Machine::new().life(async |agent| {
         let handle = agent.create("c1").await;
         let deletion = deletion(&attachment("c1", "eth0"), Some(&handle), "another boot".into());
-        agent.life.deletions.queue.put(&deletion).expect("written");
+        agent.life.endpoints.deletions.queue.put(&deletion).expect("written");
         assert_eq!((agent.drain().await, records(&agent)), (0, 0));
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
         agent.assert_healthy().await;
     });
 }
@@ -192,8 +192,8 @@ fn a_file_that_is_no_record_is_put_aside_and_the_others_are_served() {
         std::os::unix::fs::symlink("/etc/passwd", path.join("link")).expect("linked");
         assert_eq!(agent.drain().await, 0);
         assert_eq!(records(&agent), 0);
-        assert!(agent.life.registry.is_empty());
-        let (status, health, message) = agent.life.deletions.status();
+        assert!(agent.life.endpoints.registry.is_empty());
+        let (status, health, message) = agent.life.endpoints.deletions.status();
         assert_eq!((status.unusable, health), (4, Health::Degraded), "{message}");
         let kept = std::fs::read_dir(path.join("bad")).expect("listed").count();
         assert_eq!(kept, 4, "kept for a person to look at");
@@ -219,7 +219,7 @@ fn a_container_that_is_added_again_loses_the_endpoint_from_before_first() {
         assert!(new.epoch > old.epoch.0);
         assert_eq!(records(&agent), 0);
         assert_eq!(agent.drain().await, 0);
-        assert_eq!(agent.life.registry.len(), 1, "and the new one stays");
+        assert_eq!(agent.life.endpoints.registry.len(), 1, "and the new one stays");
         agent.assert_healthy().await;
     });
 }
@@ -238,7 +238,7 @@ fn a_container_whose_queued_delete_cannot_be_finished_is_told_to_come_again() {
         agent.kernel.mend(Op::RemoveLink);
         agent.try_create(Agent::spec("c1", "eth0")).await.expect("now");
         agent.assert_healthy().await;
-        assert_eq!((agent.life.registry.len(), records(&agent)), (2, 0));
+        assert_eq!((agent.life.endpoints.registry.len(), records(&agent)), (2, 0));
     });
 }
 
@@ -281,7 +281,7 @@ fn the_audit_shows_what_waits_too_long_and_what_is_of_no_use_and_mends_both() {
         agent.create("c1").await;
         let mut old = deletion(&attachment("c1", "eth0"), None, agent.life.store.boot_id().to_owned());
         old.written_unix_ms = 1;
-        agent.life.deletions.queue.put(&old).expect("written");
+        agent.life.endpoints.deletions.queue.put(&old).expect("written");
         std::fs::write(directory(&agent).join("garbage"), b"?").expect("written");
         let findings = agent.findings(false).await;
         let owners: Vec<_> = findings.iter().map(|f| (f.object.as_str(), f.owner.is_some(), f.repairable)).collect();
@@ -355,7 +355,7 @@ fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else
         }
         let held = |name: &str| {
             let of = |o: &LeaseOwner| matches!(o, LeaseOwner::Attachment { attachment: a, .. } if a.container_id.as_str() == name);
-            wharf_kit::sync::lock(&agent.life.addresses.ipam).owned_by(of).len()
+            wharf_kit::sync::lock(&agent.life.network.addresses.ipam).owned_by(of).len()
         };
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 2, 2]);
         let mut other = attachment("c2", "eth0");
@@ -366,7 +366,7 @@ fn a_delete_of_the_unknown_takes_back_what_is_left_in_that_name_and_nothing_else
         assert_eq!((result.leases_released.len(), result.errors), (2, vec![]));
         assert_eq!(["c1", "c2", "c3"].map(held), [2, 0, 2]);
         // Its link is gone, so nothing speaks for its addresses.
-        wharf_agent::addresses::resting::wake(&agent.life.addresses).await.expect("checked");
+        wharf_agent::addresses::resting::wake(&agent.life.network.addresses).await.expect("checked");
         assert_eq!(agent.resting(), []);
         assert_eq!(agent.kernel.dump().await.expect("dump").links.len(), 2, "c1's, and what is left of c3");
         agent.kernel.fail_next(Op::RemoveLink, Kind::Exhausted);

@@ -181,7 +181,7 @@ fn a_number_that_is_being_made_ready_for_another_is_not_held_against_who_had_it(
         let handle = agent.create("c1").await;
         let record = handle.shared.read(|v| v.record.clone());
         assert_eq!(agent.delete(&handle).await.errors, []);
-        let making_ready = agent.life.jobs.working_on(record.id);
+        let making_ready = agent.life.endpoints.jobs.working_on(record.id);
         let spec = ProgramSpec {
             id: record.id,
             container_mac: record.container_mac,
@@ -410,7 +410,7 @@ fn a_record_that_went_without_a_word_ends_its_life_at_the_next_start() {
         write(&agent).await;
         // As an agent does it that does not know the timeline.
         let removals =
-            wharf_agent::endpoint::record::removals(&agent.life.addresses, &handle.shared.view().record, true);
+            wharf_agent::endpoint::record::removals(&agent.life.network.addresses, &handle.shared.view().record, true);
         agent.commit(removals).await;
     });
     machine.life(async |agent| {
@@ -458,7 +458,8 @@ fn several_that_are_meant_are_listed_and_none_is_chosen() {
 fn every_request_takes_the_names_that_explain_takes() {
     Machine::new().life(async |agent| {
         let (one, other) = (agent.create("web-3f9c51aa").await, agent.create("web-3f9d").await);
-        let find = |text: &str| id::find(&agent.life.registry, &id::parse(text).expect(text), text).map(|h| h.id);
+        let find =
+            |text: &str| id::find(&agent.life.endpoints.registry, &id::parse(text).expect(text), text).map(|h| h.id);
         let link = one.shared.read(|v| v.record.host_ifname.to_string());
         let of_address = addresses(&one)[0].to_string();
         for name in ["web-3f9c", "web-3f9c51aa/eth0", "net/web-3f9c51aa:eth0", &link, &of_address, &one.id.to_string()]

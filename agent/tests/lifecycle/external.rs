@@ -40,7 +40,7 @@ fn the_addresses_are_served_over_restarts_and_never_leased_released_or_rested() 
     let mut machine = Machine::new();
     machine.config.masquerade = Some(Masquerade::default());
     machine.life(async |agent| {
-        agent.kernel.ensure_nat(&agent.life.spec()).await.expect("table");
+        agent.kernel.ensure_nat(&agent.life.network.spec()).await.expect("table");
         agent.kernel.fail_next(Op::EnsureReachable, Kind::Other);
         let failed = asks(&agent, "c1", &["10.1.0.2", "fd01::2"]);
         agent.try_create(failed.clone()).await.expect_err("asked for");
@@ -59,7 +59,7 @@ fn the_addresses_are_served_over_restarts_and_never_leased_released_or_rested() 
     });
     machine.life(async |agent| {
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
         let result = agent.del(&attachment("c1", "eth0"), DeleteOptions::default()).await;
         assert_eq!((result.errors, result.leases_released), (vec![], vec![]));
         assert_eq!(agent.resting(), []);
@@ -139,7 +139,7 @@ fn pools_that_would_give_out_anothers_address_are_refused_at_the_next_start() {
         let refused = fits(&["10.1.0.0/16", "fd88::/64"]).expect_err("it has the address").to_string();
         assert!(refused.contains("10.1.0.2") && refused.contains("host-local"), "{refused}");
         fits(&["10.99.0.0/24", "fd99::/64"]).expect("its gateway is no matter of the pools");
-        restore::fits(&snapshot, &dump, &lock(&agent.life.addresses.ipam)).expect("the pools of before");
+        restore::fits(&snapshot, &dump, &lock(&agent.life.network.addresses.ipam)).expect("the pools of before");
     });
 }
 
@@ -155,7 +155,7 @@ fn an_endpoint_whose_record_was_lost_keeps_its_foreign_address_over_starts() {
         machine.life(async |agent| {
             agent.quiet().await;
             let dump = agent.kernel.dump().await.expect("dump");
-            restore::fits(&agent.snapshot().await, &dump, &lock(&agent.life.addresses.ipam))
+            restore::fits(&agent.snapshot().await, &dump, &lock(&agent.life.network.addresses.ipam))
                 .expect("no pool was changed");
             assert_eq!(dump.links.len(), 1, "start {round}");
             let refused = agent.try_create(asks(&agent, "c2", &["10.1.0.2"])).await.expect_err("it is in use");
@@ -196,7 +196,7 @@ fn routes_are_by_the_endpoints_gateway_and_of_its_families() {
     machine.life(async |agent| {
         let of = |name: &str| {
             let a = attachment(name, "eth0");
-            let handle = agent.life.registry.by_interface(&a.container_id, &a.ifname).expect("restored");
+            let handle = agent.life.endpoints.registry.by_interface(&a.container_id, &a.ifname).expect("restored");
             handle.shared.read(|v| v.record.routes.clone())
         };
         assert_eq!(["c1", "c2", "c3"].map(|name| of(name).map(|routes| routes.len())), [Some(2), Some(0), None]);

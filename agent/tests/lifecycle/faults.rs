@@ -66,14 +66,14 @@ fn a_disk_that_refuses_the_intent_or_the_commit_of_a_create() {
                 assert_eq!(error.code, ErrorCode::Store, "{}", error.message);
                 assert!(error.hint.is_some() && error.retry_after_ms.is_some(), "{error:?}");
                 agent.quiet().await;
-                assert!(agent.kernel.is_clean() && agent.life.registry.is_empty());
+                assert!(agent.kernel.is_clean() && agent.life.endpoints.registry.is_empty());
                 agent.disk.mend();
                 leak_audit(&agent).await; // an intent that the disk did not let it close
                 retry(&agent, "c1").await;
             });
             machine.life(async |agent| {
                 agent.assert_healthy().await;
-                assert_eq!(agent.life.registry.len(), 1);
+                assert_eq!(agent.life.endpoints.registry.len(), 1);
                 agent.del(&attachment("c1", "eth0"), DeleteOptions::default()).await;
                 agent.assert_nothing_left().await;
             });
@@ -146,13 +146,13 @@ fn a_disk_that_refuses_what_a_start_wants_to_write() {
                     agent.disk.mend();
                     agent.del(&attachment("dead", "eth0"), DeleteOptions::default()).await;
                     agent.assert_healthy().await;
-                    assert_eq!(agent.life.registry.len(), 1);
+                    assert_eq!(agent.life.endpoints.registry.len(), 1);
                     agent.create("new").await;
                 },
             );
             machine.life(async |agent| {
                 agent.assert_healthy().await;
-                assert_eq!(agent.life.registry.len(), 2);
+                assert_eq!(agent.life.endpoints.registry.len(), 2);
                 for name in ["lives", "new"] {
                     agent.del(&attachment(name, "eth0"), DeleteOptions::default()).await;
                 }
@@ -272,6 +272,7 @@ fn a_kernel_that_refuses_a_step_of_a_start() {
                 agent.quiet().await;
                 let lives = agent
                     .life
+                    .endpoints
                     .registry
                     .by_interface(&attachment("lives", "eth0").container_id, &attachment("lives", "eth0").ifname);
                 assert_eq!(state(&lives.expect("it lives")), State::Ready, "{step:?} {kind:?}");

@@ -31,7 +31,7 @@ pub(crate) fn connection(source: IpAddr, port: u16) -> Flow {
 
 /// The ports from which the listed flows began, and how many more there are.
 async fn listed(agent: &Agent, query: &FlowQuery) -> (Vec<u16>, u64) {
-    let (filter, limit) = flow::to_list(&agent.life.registry, query).expect("a query");
+    let (filter, limit) = flow::to_list(&agent.life.endpoints.registry, query).expect("a query");
     let list = flows::list(&agent.kernel, &filter, limit).await.expect("listed");
     (list.flows.iter().map(|f| f.source.port).collect(), list.more)
 }
@@ -101,7 +101,7 @@ fn flows_are_listed_in_order_by_filters_that_must_all_match() {
 #[test]
 fn what_is_no_query_is_refused_before_the_kernel_is_asked() {
     Machine::new().life(async |agent| {
-        let registry = &agent.life.registry;
+        let registry = &agent.life.endpoints.registry;
         let any = FlowQuery::default();
         for query in [
             FlowQuery { limit: Some(0), ..any.clone() },
@@ -137,7 +137,7 @@ fn a_removal_takes_what_matches_and_with_all_everything() {
             agent.kernel.add_flow(connection(addresses(handle)[0], n));
         }
         let remove = async |query: FlowQuery| {
-            let filter = flow::to_remove(&agent.life.registry, &query).expect("a query");
+            let filter = flow::to_remove(&agent.life.endpoints.registry, &query).expect("a query");
             agent.kernel.remove_flows(&filter).await.expect("removed")
         };
         let one = FlowQuery { endpoint: Some(a.id.to_string()), port: Some(2), ..FlowQuery::default() };
@@ -155,13 +155,13 @@ fn an_endpoint_that_has_no_address_yet_has_no_flows() {
     Machine::new().life(async |agent| {
         agent.disk.hold();
         let created = agent.spawn_create(agent.container("a"));
-        eventually("it has a number", || !agent.life.registry.list().is_empty()).await;
+        eventually("it has a number", || !agent.life.endpoints.registry.list().is_empty()).await;
         let query = FlowQuery { endpoint: Some("1".into()), ..FlowQuery::default() };
-        let (code, message) = refused(flow::to_remove(&agent.life.registry, &query));
+        let (code, message) = refused(flow::to_remove(&agent.life.endpoints.registry, &query));
         assert_eq!((code, message.as_str()), (ErrorCode::NotFound, "remove flows: endpoint 1 has no address yet"));
         agent.disk.release();
         let made = created.await.expect("ended").expect("created");
-        let filter = flow::to_remove(&agent.life.registry, &query).expect("it has addresses now");
+        let filter = flow::to_remove(&agent.life.endpoints.registry, &query).expect("it has addresses now");
         let own = made.ipv4.map(IpAddr::from).into_iter().chain(made.ipv6.map(IpAddr::from)).collect();
         assert_eq!(filter, FlowFilter { addresses: own, ..FlowFilter::default() });
     });

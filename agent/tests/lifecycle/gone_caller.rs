@@ -46,7 +46,7 @@ fn an_endpoint_whose_caller_went_away_during_the_commit_is_taken_back() {
         agent.disk.reached().await;
         create.abort();
         assert!(create.await.expect_err("gone").is_cancelled());
-        let mut events = agent.life.monitor.subscribe();
+        let mut events = agent.life.telemetry.monitor.subscribe();
         agent.disk.mend();
         agent.assert_nothing_left().await;
         let mut names = Vec::new();
@@ -64,7 +64,7 @@ fn an_endpoint_whose_caller_goes_away_before_it_reads_the_answer_is_taken_back()
     Machine::new().life(async |agent| {
         let mut create = Box::pin(agent.try_create(agent.container("c1")));
         assert!(futures::poll!(&mut create).is_pending());
-        let ready = || agent.life.registry.list().iter().any(|h| state(h) == State::Ready);
+        let ready = || agent.life.endpoints.registry.list().iter().any(|h| state(h) == State::Ready);
         eventually("the endpoint is ready", ready).await;
         let_all_run().await;
         drop(create);

@@ -141,7 +141,7 @@ fn it_is_launched_and_probed_and_at_the_stop_all_but_its_addresses_is_removed() 
         agent.life.tasks.stop.cancel();
         eventually("it is off", || agent.node.health.view().state == HealthState::Off).await;
         assert!(!agent.node.health.is_on());
-        assert!(agent.life.registry.is_empty());
+        assert!(agent.life.endpoints.registry.is_empty());
         assert!(agent.kernel.is_clean());
         assert!(memory.not_ended().is_empty());
         assert!(!kept.is_empty() && kept.iter().all(|ip| agent.lease_owner(*ip).is_some()));
@@ -177,7 +177,7 @@ fn it_is_relaunched_at_the_same_addresses_when_its_process_ends_its_endpoint_is_
         let view = round(&agent).await;
         assert_eq!((view.state, view.launches), (HealthState::Ok, 4));
         assert_eq!(addresses(&here()), kept);
-        assert_eq!((agent.life.registry.len(), memory.not_ended()), (1, vec![4]));
+        assert_eq!((agent.life.endpoints.registry.len(), memory.not_ended()), (1, vec![4]));
     });
 }
 
@@ -221,7 +221,7 @@ fn a_relaunch_that_did_not_help_is_followed_by_the_next_only_after_a_pause() {
         let asked = Instant::now();
         round(&agent).await;
         let relaunched = lock(&memory.launches).len() == 3;
-        assert!(relaunched || agent.life.registry.is_empty(), "it is deleted before the pause");
+        assert!(relaunched || agent.life.endpoints.registry.is_empty(), "it is deleted before the pause");
         eventually("it is relaunched", || agent.node.health.view().launches == 3).await;
         // The shortest pause there is.
         assert!(lock(&memory.launches)[2].duration_since(asked) >= Duration::from_millis(50));
@@ -248,10 +248,10 @@ fn the_endpoint_of_a_killed_agent_makes_way_for_one_at_the_same_addresses() {
         addresses(&agent.handle(endpoint(&agent).get()))
     });
     machine.life(async |agent| {
-        assert!(agent.life.registry.is_empty(), "its process ended with the agent");
+        assert!(agent.life.endpoints.registry.is_empty(), "its process ended with the agent");
         health::reserve(&agent.life, &agent.node.health).await;
         begin(&agent).await;
         let handle = agent.handle(endpoint(&agent).get());
-        assert_eq!((addresses(&handle), agent.life.registry.len()), (kept, 1));
+        assert_eq!((addresses(&handle), agent.life.endpoints.registry.len()), (kept, 1));
     });
 }

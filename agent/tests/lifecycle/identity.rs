@@ -29,9 +29,9 @@ fn identity(handle: &Handle) -> Identity {
 }
 
 async fn waits(agent: &Agent) -> Handle {
-    let waits = || agent.life.registry.list().iter().any(|h| state(h) == State::WaitingForIdentity);
+    let waits = || agent.life.endpoints.registry.list().iter().any(|h| state(h) == State::WaitingForIdentity);
     eventually("an endpoint waits for its identity", waits).await;
-    agent.life.registry.list().into_iter().find(|h| state(h) == State::WaitingForIdentity).expect("it waits")
+    agent.life.endpoints.registry.list().into_iter().find(|h| state(h) == State::WaitingForIdentity).expect("it waits")
 }
 
 #[test]
@@ -71,7 +71,7 @@ fn a_caller_that_goes_away_ends_the_wait() {
         let create = agent.spawn_create(agent.container("c1"));
         waits(&agent).await;
         create.abort();
-        eventually("the endpoint goes", || agent.life.registry.is_empty()).await;
+        eventually("the endpoint goes", || agent.life.endpoints.registry.is_empty()).await;
         agent.identities.release_all();
         agent.assert_nothing_left().await;
     });

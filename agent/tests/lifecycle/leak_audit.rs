@@ -84,7 +84,7 @@ fn a_lease_of_nobody_is_given_back_and_rests() {
         lease.ip = "10.88.0.99".parse().expect("address");
         lease.owner = LeaseOwner::Attachment { attachment: attachment("gone", "eth0"), epoch: Epoch(1) };
         lease.since_unix_ms = 1;
-        lock(&agent.life.addresses.ipam).claim(lease.clone()).expect("claimed");
+        lock(&agent.life.network.addresses.ipam).claim(lease.clone()).expect("claimed");
         agent.commit(vec![Change::PutLease(lease.clone())]).await;
         let mut reconcile = Reconcile::default();
         reconcile.run(&agent.life, &agent.node.audit_findings).await.expect("audit");

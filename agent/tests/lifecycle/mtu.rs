@@ -42,9 +42,9 @@ fn endpoints_follow_the_uplink_unless_they_asked_and_their_records_tell() {
 fn without_an_answer_of_the_kernel_the_mtu_stays() {
     Machine::new().life(async |agent| {
         agent.kernel.set_uplinks(uplink(1_400));
-        mtu::observe(&agent.life).await.expect("observed");
+        mtu::observe(&agent.life.network).await.expect("observed");
         agent.kernel.fail_next(Op::ObserveUplinks, Kind::Other);
-        mtu::observe(&agent.life).await.expect_err("refused");
-        assert_eq!(agent.life.mtu(), 1_400);
+        mtu::observe(&agent.life.network).await.expect_err("refused");
+        assert_eq!(agent.life.network.mtu(), 1_400);
     });
 }

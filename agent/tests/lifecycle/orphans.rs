@@ -194,6 +194,6 @@ fn pools_that_have_no_address_of_a_lost_endpoint_are_refused() {
         let refused = fits(&["10.99.0.0/24", "fd99::/64"]).expect_err("other pools").to_string();
         let named = [&first, &second].iter().any(|r| r.addresses().any(|ip| refused.contains(&ip.to_string())));
         assert!(named && refused.contains("which no pool has"), "{refused}");
-        restore::fits(&snapshot, &dump, &lock(&agent.life.addresses.ipam)).expect("the pools of before");
+        restore::fits(&snapshot, &dump, &lock(&agent.life.network.addresses.ipam)).expect("the pools of before");
     });
 }

@@ -30,10 +30,10 @@ fn dead(starts: u32) -> (Machine, EndpointRecord) {
     machine.kernel.fail_always(Op::RemoveReachable, Kind::Permission);
     for n in 1..=starts {
         machine.life(async |agent| {
-            assert_eq!(agent.life.registry.get(record.id).is_some(), n < STARTS, "at start {n}");
+            assert_eq!(agent.life.endpoints.registry.get(record.id).is_some(), n < STARTS, "at start {n}");
             let expected = if n < STARTS { vec![(record.id.get(), n)] } else { vec![] };
             assert_eq!(counted(&agent).await, expected);
-            let tasks_are_known = || agent.life.tasks.endpoints.len() == agent.life.registry.len();
+            let tasks_are_known = || agent.life.tasks.endpoints.len() == agent.life.endpoints.registry.len();
             eventually("the task of what is out of service ends", tasks_are_known).await;
         });
     }
@@ -46,13 +46,13 @@ async fn assert_out_of_service(agent: &Agent, record: &EndpointRecord) {
     let [aside] = &snapshot.out_of_service[..] else { panic!("{:?}", snapshot.out_of_service) };
     assert_eq!((aside.id, &aside.addresses), (record.id, &record.addresses().collect()));
     assert!(snapshot.endpoints.iter().all(|r| r.id != record.id), "not tried again");
-    assert!(agent.life.registry.get(record.id).is_none());
+    assert!(agent.life.endpoints.registry.get(record.id).is_none());
     assert!(!agent.is_free(record.id), "its id stays reserved");
     for ip in record.addresses() {
         let owner = LeaseOwner::Attachment { attachment: record.attachment.clone(), epoch: record.epoch };
         assert_eq!(agent.lease_owner(ip), Some(owner), "its addresses stay reserved");
     }
-    assert_eq!(agent.life.out_of_service.list().len(), 1, "status shows it");
+    assert_eq!(agent.life.endpoints.leftovers.out_of_service.list().len(), 1, "status shows it");
     let findings = agent.findings(false).await;
     let [finding] = &findings[..] else { panic!("the audit shows it, and nothing else: {findings:?}") };
     assert_eq!((finding.object.as_str(), finding.repairable), ("record", true));

@@ -21,7 +21,7 @@ fn a_node_that_is_idle_refuses_nobody_whatever_it_measured_before() {
         for n in 0..3 {
             let hold = agent.kernel.hold(Op::EnsureLink);
             let creates: Vec<_> = (0..8).map(|m| agent.spawn_create(agent.container(&format!("c{n}-{m}")))).collect();
-            eventually("all are at it", || agent.life.gate.status().running == 8).await;
+            eventually("all are at it", || agent.life.endpoints.admission.gate.status().running == 8).await;
             std::thread::sleep(Duration::from_millis(20)); // what they cost
             hold.release();
             for create in creates {
@@ -29,11 +29,11 @@ fn a_node_that_is_idle_refuses_nobody_whatever_it_measured_before() {
             }
         }
         agent.quiet().await;
-        assert!(agent.life.gate.is_idle());
+        assert!(agent.life.endpoints.admission.gate.is_idle());
         for n in 0..3 {
             agent.create(&format!("later-{n}")).await;
         }
-        assert_eq!(agent.life.gate.status().refused, 0);
+        assert_eq!(agent.life.endpoints.admission.gate.status().refused, 0);
         agent.assert_healthy().await;
     });
 }
@@ -43,14 +43,14 @@ fn a_caller_without_patience_is_refused_at_once_when_there_is_no_room_and_leaves
     Machine::new().life(async |agent| {
         let hold = agent.kernel.hold(Op::EnsureLink);
         let running: Vec<_> = (0..8).map(|n| agent.spawn_create(agent.container(&format!("c{n}")))).collect();
-        eventually("there is no room", || agent.life.gate.status().running == 8).await;
+        eventually("there is no room", || agent.life.endpoints.admission.gate.status().running == 8).await;
         let mut spec = agent.container("late");
         spec.deadline = Instant::now();
         let error = agent.try_create(spec).await.expect_err("no room");
         assert_eq!(error.code, ErrorCode::Overloaded, "{}", error.message);
         assert!(error.retry_after_ms.is_some_and(|ms| (50..=5_000).contains(&ms)), "{error:?}");
-        assert_eq!(agent.life.registry.len(), 8, "nothing was reserved for it");
-        assert_eq!(agent.life.gate.status().refused, 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 8, "nothing was reserved for it");
+        assert_eq!(agent.life.endpoints.admission.gate.status().refused, 1);
         hold.release();
         for create in running {
             create.await.expect("task").expect("created");
@@ -66,8 +66,8 @@ fn a_delete_never_waits_for_creates_and_goes_first() {
         let goes = agent.create("goes").await;
         let hold = agent.kernel.hold(Op::EnsureLink);
         let creates: Vec<_> = (0..20).map(|n| agent.spawn_create(agent.container(&format!("c{n}")))).collect();
-        eventually("there is no room", || agent.life.gate.status().running == 8).await;
-        eventually("others wait", || agent.life.gate.status().waiting == 12).await;
+        eventually("there is no room", || agent.life.endpoints.admission.gate.status().running == 8).await;
+        eventually("others wait", || agent.life.endpoints.admission.gate.status().waiting == 12).await;
         let result = agent.delete(&goes).await;
         assert_eq!((result.deleted, result.errors), (vec![goes.id.get()], vec![]), "while all creates stand still");
         hold.release();
@@ -75,7 +75,7 @@ fn a_delete_never_waits_for_creates_and_goes_first() {
             create.await.expect("task").expect("created");
         }
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 20);
+        assert_eq!(agent.life.endpoints.registry.len(), 20);
     });
 }
 
@@ -109,7 +109,7 @@ fn a_create_that_gives_its_place_up_leaves_room_for_the_next() {
     Machine::new().life(async |agent| {
         let hold = agent.kernel.hold(Op::EnsureLink);
         let running: Vec<_> = (0..8).map(|n| agent.spawn_create(agent.container(&format!("c{n}")))).collect();
-        eventually("there is no room", || agent.life.gate.status().running == 8).await;
+        eventually("there is no room", || agent.life.endpoints.admission.gate.status().running == 8).await;
         let mut spec = agent.container("gives-up");
         spec.deadline = Instant::now() + Duration::from_millis(200);
         let gives_up = agent.spawn_create(spec);
@@ -121,7 +121,7 @@ fn a_create_that_gives_its_place_up_leaves_room_for_the_next() {
             create.await.expect("task").expect("created");
         }
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 9);
+        assert_eq!(agent.life.endpoints.registry.len(), 9);
     });
 }
 
@@ -159,7 +159,7 @@ fn a_step_of_a_delete_that_hangs_is_told_to_the_log_once() {
         let delete = agent.spawn_delete(&[&handle], DeleteOptions::default());
         hold.reached().await;
         begun_earlier(&agent, 1, DeleteStep::RemoveLink.deadline_ms() + 60_000);
-        let mut events = agent.life.monitor.subscribe();
+        let mut events = agent.life.telemetry.monitor.subscribe();
         agent.life.tasks.operations.spawn(stuck::watch(agent.life.clone()));
         let told = || log_of(&handle).iter().filter(|l| l.starts_with("stuck: step remove-link")).count();
         eventually("it is told", || told() > 0).await;

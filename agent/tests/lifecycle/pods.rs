@@ -93,7 +93,7 @@ async fn edit(handle: &Handle, edit: Edit) {
 /// Waits until a create waits for its row.
 async fn waits(agent: &Agent) -> Handle {
     let waits = |handle: &Handle| handle.shared.read(|v| v.status.waits_for.contains("row of its pod"));
-    eventually("a create waits for its row", || agent.life.registry.list().iter().any(waits)).await;
+    eventually("a create waits for its row", || agent.life.endpoints.registry.list().iter().any(waits)).await;
     agent.handle(1)
 }
 

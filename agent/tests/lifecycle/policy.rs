@@ -4,7 +4,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use ipnet::IpNet;
-use wharf_agent::{endpoint::create::CreateSpec, node::lifecycle::ClusterFailure, policy::error::PolicyError};
+use wharf_agent::{endpoint::create::CreateSpec, node::network::ClusterFailure, policy::error::PolicyError};
 use wharf_core::{kernel::KernelErrorKind as Kind, policy::PolicyRows};
 use wharf_datapath::fake::Operation as Op;
 
@@ -136,7 +136,7 @@ fn an_endpoint_whose_rows_the_kernel_refuses_is_refused_and_leaves_nothing() {
         agent.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
         let refused = agent.try_create(agent.container("c1")).await.expect_err("refused");
         assert!(refused.message.contains("put policy into the kernel"), "{}", refused.message);
-        assert!(agent.life.registry.is_empty());
+        assert!(agent.life.endpoints.registry.is_empty());
         agent.create("c2").await;
         assert_eq!(rows(&machine).sets.values().filter(|sets| sets.ingress != 0).count(), 1);
     });
@@ -238,15 +238,15 @@ fn routes_to_other_nodes_do_not_wait_for_policy() {
         agent.create("c1").await;
         agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
         std::fs::write(&file, format!("{own}{other}")).expect("written");
-        agent.life.load_cluster("boot").await.expect("nodes");
+        agent.life.network.load_cluster("boot").await.expect("nodes");
         let before = machine.kernel.calls(Op::EnsureNode);
         machine.kernel.fail_next(Op::ChangePolicy, Kind::Exhausted);
         machine.kernel.fail_next(Op::EnsureNode, Kind::Permission);
-        let why = agent.life.put_cluster().await.expect_err("both fail");
+        let why = agent.life.network.put_cluster().await.expect_err("both fail");
         assert!(matches!(why, ClusterFailure::Both { .. }), "{why}");
         assert_eq!(machine.kernel.calls(Op::EnsureNode), before + 1);
         // Policy retries by itself.
-        agent.life.put_cluster().await.expect("the routes");
+        agent.life.network.put_cluster().await.expect("the routes");
         agent.life.policy.ensure().await.expect("the rows");
         assert!(rows(&machine).peers.contains_key(&"10.99.0.0/24".parse().expect("a network")));
     });

@@ -91,7 +91,7 @@ fn a_new_endpoint_is_refused_while_policies_are_lost() {
         let refused = agent.try_create(agent.container("c3")).await.expect_err("refused");
         assert_eq!(refused.code, ErrorCode::Store);
         assert!(refused.message.contains("wharf policy import"), "{}", refused.message);
-        assert_eq!(agent.life.registry.len(), 2);
+        assert_eq!(agent.life.endpoints.registry.len(), 2);
         // One that goes away needs nobody, and its rows go with the others.
         assert!(agent.delete(&agent.handle(2)).await.errors.is_empty());
         assert_eq!(rules(&machine), before);
@@ -278,7 +278,7 @@ fn an_endpoint_removed_before_the_first_rows_has_none_after_them() {
         agent.create("c1").await;
         agent.create("c2").await;
         agent.life.policy.import("a.yaml", &isolates("web")).await.expect("imported");
-        agent.life.registry.list().iter().map(|handle| handle.shared.read(|v| v.record.clone())).collect()
+        agent.life.endpoints.registry.list().iter().map(|handle| handle.shared.read(|v| v.record.clone())).collect()
     });
     let isolated = |id| rows(&machine).sets.get(&id).is_some_and(|sets| *sets != SetsRow::default());
     let [gone, stays] = &records[..] else { panic!("{records:?}") };

@@ -49,13 +49,13 @@ fn without_a_row_creates_wait_and_the_row_restarts_the_agent_with_its_pools() {
         let refused = agent.try_create(agent.container("c1")).await.expect_err("no pools");
         assert_eq!(refused.code, ErrorCode::Unavailable, "{refused:?}");
         assert!(refused.message.contains("this node's row has no pod CIDRs yet"), "{refused:?}");
-        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
         agent.life.follow_row().await.expect("nothing to do");
     });
     set_row(&machine, "'10.99.0.0/24'");
     machine.life(async |agent| {
-        let own = agent.life.cluster.own_pools().expect("the setting");
-        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        let own = agent.life.network.cluster.own_pools().expect("the setting");
+        agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
         let address = NodeNetwork { net: net("10.99.0.7/32"), way: Way::Address, ifname: None };
         agent.kernel.set_networks(vec![address]);
         agent.life.follow_row().await.expect("refused");
@@ -64,9 +64,9 @@ fn without_a_row_creates_wait_and_the_row_restarts_the_agent_with_its_pools() {
         assert!(own.missing().is_some_and(|why| why == refused));
     });
     machine.life(async |agent| {
-        let own = agent.life.cluster.own_pools().expect("the setting");
+        let own = agent.life.network.cluster.own_pools().expect("the setting");
         agent.kernel.set_networks(Vec::new());
-        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
         agent.life.follow_row().await.expect("a restart");
         own.restarts().await;
     });
@@ -89,12 +89,12 @@ fn the_address_of_an_endpoint_cannot_become_the_router_address() {
         let made = agent.create("c1").await;
         assert_eq!(addresses(&made), [std::net::IpAddr::from([10, 99, 0, 2])]);
         set_row(&machine, "'10.99.0.2/31'");
-        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
         let outdated = agent.try_create(agent.container("c2")).await.expect_err("the row has other pod CIDRs");
         assert_eq!(outdated.code, ErrorCode::Unavailable, "{outdated:?}");
         agent.life.follow_row().await.expect("refused");
         agent.create("c2").await;
-        let refused = agent.life.cluster.own_pools().and_then(|own| own.view().refused).expect("refused");
+        let refused = agent.life.network.cluster.own_pools().and_then(|own| own.view().refused).expect("refused");
         assert!(refused.contains("router address 10.99.0.2 is leased to"), "{refused}");
     });
 }
@@ -109,7 +109,7 @@ fn no_address_is_leased_while_another_node_has_the_pool() {
         // Without pod CIDRs, and with others that are refused.
         for own in ["", "'10.98.0.0/32'"] {
             set_rows(&machine, own, "'10.99.0.0/24'");
-            agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+            agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
             agent.life.follow_row().await.expect("nothing to do");
             let refused = agent.try_create(agent.container("c2")).await.expect_err("its address may be another's");
             assert_eq!(refused.code, ErrorCode::Unavailable, "{refused:?}");
@@ -117,7 +117,7 @@ fn no_address_is_leased_while_another_node_has_the_pool() {
         }
         assert_eq!(addresses(&made), [std::net::IpAddr::from([10, 99, 0, 2])], "the lease stays");
         set_rows(&machine, "'10.99.0.0/24'", "");
-        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
         agent.create("c2").await;
     });
     // Without the setting, the pools are the operator's, and the status names the overlap.
@@ -134,9 +134,9 @@ fn a_create_that_has_waited_gets_no_address_that_another_node_has_now() {
     machine.life(async |agent| {
         agent.identities.hold();
         let create = agent.spawn_create(agent.container("c1"));
-        eventually("the create waits for its identity", || agent.life.registry.len() == 1).await;
+        eventually("the create waits for its identity", || agent.life.endpoints.registry.len() == 1).await;
         set_rows(&machine, "", "'10.99.0.0/24'");
-        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
         agent.identities.release_all();
         let refused = create.await.expect("task").expect_err("its address may be another's");
         assert_eq!(refused.code, ErrorCode::Unavailable, "{refused:?}");
@@ -169,19 +169,19 @@ fn a_start_has_the_pools_before_while_an_endpoint_has_the_new_router_address() {
     machine.config = config;
     set_row(&machine, "'10.88.0.2/31'");
     machine.life(async |agent| {
-        let own = agent.life.cluster.own_pools().expect("the setting");
+        let own = agent.life.network.cluster.own_pools().expect("the setting");
         let refused = own.view().refused.expect("refused by the start");
         assert!(refused.contains("10.88.0.2/31 of the row cannot be the pools: endpoint"), "{refused}");
-        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
         agent.life.follow_row().await.expect("refused");
         let refused = own.view().refused.expect("refused by the agent");
         assert!(refused.contains("router address 10.88.0.2 is leased to"), "{refused}");
     });
     set_row(&machine, "'10.99.0.0/24'");
     machine.life(async |agent| {
-        agent.life.cluster.load("boot", Vec::new()).await.expect("nodes");
+        agent.life.network.cluster.load("boot", Vec::new()).await.expect("nodes");
         agent.life.follow_row().await.expect("a restart");
-        agent.life.cluster.own_pools().expect("the setting").restarts().await;
+        agent.life.network.cluster.own_pools().expect("the setting").restarts().await;
     });
     pools::resolve(&mut machine.config);
     assert_eq!(machine.config.pools[0].cidrs, [net("10.99.0.0/24")]);

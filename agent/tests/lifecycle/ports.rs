@@ -32,7 +32,7 @@ fn asks(agent: &Agent, name: &str, ports: &[PublishedPort]) -> CreateSpec {
 }
 
 async fn with_table(agent: &Agent) {
-    agent.kernel.ensure_nat(&agent.life.spec()).await.expect("table");
+    agent.kernel.ensure_nat(&agent.life.network.spec()).await.expect("table");
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_refused_or_failed_create_leaves_no_port() {
         let refused = agent.try_create(asks(&agent, "c1", &[six])).await.expect_err("no IPv6");
         assert_eq!(refused.code, ErrorCode::InvalidRequest);
         assert!(refused.message.contains("no IPv6 address"), "{}", refused.message);
-        assert!(agent.life.registry.is_empty());
+        assert!(agent.life.endpoints.registry.is_empty());
     });
 }
 
@@ -154,7 +154,7 @@ fn masquerading_that_is_asked_for_where_there_is_none_is_refused() {
         let off = agent.try_create(wants(&agent)).await.expect_err("off");
         assert_eq!(off.code, ErrorCode::Unsupported);
         assert!(off.hint.is_some_and(|hint| hint.contains("--masquerade on")));
-        assert!(agent.life.registry.is_empty());
+        assert!(agent.life.endpoints.registry.is_empty());
         let own = CreateSpec { masquerade: Some(false), ..agent.container("c2") };
         agent.try_create(own).await.expect("it keeps its address anyway");
     });
@@ -162,7 +162,7 @@ fn masquerading_that_is_asked_for_where_there_is_none_is_refused() {
         let off = agent.try_create(wants(&agent)).await.expect_err("the pool is not masqueraded");
         assert_eq!(off.code, ErrorCode::InvalidRequest);
         assert!(off.message.contains("pool default") && off.hint.is_some_and(|hint| hint.contains("masquerade = ")));
-        assert!(agent.life.registry.is_empty());
+        assert!(agent.life.endpoints.registry.is_empty());
     });
     let mut machine = machine();
     let pools = machine.config.pools[0].cidrs.clone();

@@ -303,7 +303,7 @@ fn a_refusal_is_told_once_in_the_log_of_each_endpoint_of_the_listener() {
         let mut told = Told::new();
         let refusals = |handle: &Handle| log_of(handle).into_iter().filter(|l| l.starts_with("proxy: ")).count();
         let mut looked = |handles: &[&Handle]| {
-            refusals::tell(&agent.life, &mut told);
+            refusals::tell(&*agent.life.policy.proxy.redirects, &agent.life.endpoints.registry, &mut told);
             handles.iter().map(|handle| refusals(handle)).collect::<Vec<_>>()
         };
         assert_eq!(looked(&[&first, &other]), [0, 0]);

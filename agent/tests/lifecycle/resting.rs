@@ -36,9 +36,9 @@ fn v4(agent: &Agent, id: u16) -> IpAddr {
 
 /// As if all rests were over.
 async fn time_passes(agent: &Agent) {
-    lock(&agent.life.addresses.ipam).set_rest(0);
-    resting::wake(&agent.life.addresses).await.expect("checked");
-    lock(&agent.life.addresses.ipam).set_rest(HOUR);
+    lock(&agent.life.network.addresses.ipam).set_rest(0);
+    resting::wake(&agent.life.network.addresses).await.expect("checked");
+    lock(&agent.life.network.addresses.ipam).set_rest(HOUR);
 }
 
 #[test]
@@ -48,7 +48,7 @@ fn a_released_address_rests_while_others_are_free() {
         let first = agent.create("c1").await;
         let ip = v4(&agent, 1);
         agent.delete(&first).await;
-        resting::wake(&agent.life.addresses).await.expect("checked");
+        resting::wake(&agent.life.network.addresses).await.expect("checked");
         assert_eq!(agent.resting().iter().map(|(ip, _)| *ip).collect::<Vec<_>>(), addresses(&first));
         for n in 2..6 {
             let other = agent.create(&format!("c{n}")).await;
@@ -144,8 +144,8 @@ fn a_kernel_that_cannot_be_asked_wakes_nothing() {
                 let error = agent.try_create(agent.container("c2")).await.expect_err("nobody knows who speaks");
                 assert_eq!(error.code, ErrorCode::PoolExhausted, "{op:?}");
                 agent.quiet().await;
-                lock(&agent.life.addresses.ipam).set_rest(0);
-                resting::wake(&agent.life.addresses).await.expect_err("it is told");
+                lock(&agent.life.network.addresses.ipam).set_rest(0);
+                resting::wake(&agent.life.network.addresses).await.expect_err("it is told");
                 assert_eq!(agent.resting().len(), 2, "{op:?}");
                 agent.kernel.mend(op);
                 agent.create("c2").await;
@@ -260,7 +260,7 @@ fn a_lease_that_a_failed_create_took_rests_as_well() {
         agent.try_create(agent.container("c1")).await.expect_err("asked for");
         agent.quiet().await;
         assert_eq!(agent.resting().len(), 2, "its programs were attached");
-        let held = lock(&agent.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let held = lock(&agent.life.network.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(held, []);
         agent.assert_healthy().await;
     });
@@ -296,12 +296,14 @@ fn an_address_that_a_caller_gives_back_rests_as_well() {
     machine.life(async |agent| {
         let lease = agent.lease_to_caller("job 7").await;
         agent.disk.fill();
-        resting::release(&agent.life.addresses, std::slice::from_ref(&lease), Vec::new())
+        resting::release(&agent.life.network.addresses, std::slice::from_ref(&lease), Vec::new())
             .await
             .expect_err("not durable");
         assert_eq!(agent.lease_owner(lease.ip), Some(lease.owner.clone()), "so it is still the caller's");
         agent.disk.mend();
-        resting::release(&agent.life.addresses, std::slice::from_ref(&lease), Vec::new()).await.expect("released");
+        resting::release(&agent.life.network.addresses, std::slice::from_ref(&lease), Vec::new())
+            .await
+            .expect("released");
         assert_eq!((agent.lease_owner(lease.ip), agent.resting()), (None, vec![(lease.ip, None)]));
     });
     machine.life(async |agent| {

@@ -74,7 +74,7 @@ fn an_endpoint_whose_link_is_gone_is_deleted_and_its_lease_given_back() {
     machine.kernel.remove_netns(&netns_path("c1"));
     machine.life(async |agent| {
         agent.assert_healthy().await;
-        let left: Vec<_> = agent.life.registry.list().iter().map(|h| h.id.get()).collect();
+        let left: Vec<_> = agent.life.endpoints.registry.list().iter().map(|h| h.id.get()).collect();
         assert_eq!(left, [2]);
         assert_eq!(agent.snapshot().await.leases.len(), 2);
         agent.delete(&agent.handle(2)).await;
@@ -121,7 +121,7 @@ fn a_dead_endpoint_on_a_callers_address_leaves_the_lease_to_the_caller() {
     machine.kernel.remove_netns(&netns_path("c1"));
     machine.life(async |agent| {
         agent.assert_healthy().await;
-        assert!(agent.life.registry.is_empty());
+        assert!(agent.life.endpoints.registry.is_empty());
         assert_eq!(agent.lease_owner(lease.ip), Some(lease.owner.clone()));
         assert_eq!(agent.snapshot().await.leases, [lease]);
     });
@@ -178,7 +178,7 @@ fn of_two_records_with_one_attachment_the_agent_keeps_the_first_and_serves() {
         agent.commit(vec![Change::PutEndpoint(Box::new(twin))]).await;
     });
     machine.life(async |agent| {
-        let ids: Vec<EndpointId> = agent.life.registry.list().iter().map(|h| h.id).collect();
+        let ids: Vec<EndpointId> = agent.life.endpoints.registry.list().iter().map(|h| h.id).collect();
         assert_eq!(ids, [id(1)]);
         agent.create("c2").await;
         agent.delete(&agent.handle(1)).await;

@@ -32,7 +32,7 @@ fn last(agent: &Agent, handle: &Handle) -> SelfCheck {
 /// Writes another configuration row behind the agent's back: closed, or with another's address.
 async fn close_behind_the_back(agent: &Agent, handle: &Handle) {
     let record = handle.shared.read(|v| v.record.clone());
-    let mut config = desired_config(&agent.life.config, &agent.life.trace_all, &record, false);
+    let mut config = desired_config(&agent.life.config, &agent.life.telemetry.trace_all, &record, false);
     config.live = false;
     agent.kernel.ensure_config(handle.id, &config).await.expect("written");
 }
@@ -233,7 +233,7 @@ fn what_changes_meanwhile_is_not_judged() {
         hold.release();
         looking.await.expect("ends").expect("checked");
         assert_eq!((last(&agent, &handle), told(&handle)), (SelfCheck::default(), vec![]));
-        let guard = agent.life.jobs.working_on(handle.id);
+        let guard = agent.life.endpoints.jobs.working_on(handle.id);
         visit(&agent, &handle).await;
         assert_eq!(last(&agent, &handle), SelfCheck::default(), "something works on it");
         drop(guard);

@@ -47,7 +47,7 @@ fn a_store_of_another_boot_is_set_aside_and_the_slate_is_clean() {
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
     });
 }
 
@@ -111,7 +111,7 @@ fn a_record_under_another_endpoints_key_costs_the_other_nothing() {
         assert_eq!(agent.set_aside, None);
         agent.quiet().await;
         assert_eq!(agent.handle(1).shared.read(|v| v.record.clone()), record);
-        assert!(agent.life.registry.get(id(7)).is_none());
+        assert!(agent.life.endpoints.registry.get(id(7)).is_none());
         let findings = agent.findings(false).await;
         assert!(findings.iter().any(|f| f.object == "record" && f.problem.contains("filed under 7")), "{findings:?}");
         assert_eq!(agent.kernel.observe_endpoint(&record).await.expect("observe"), []);
@@ -153,7 +153,7 @@ fn a_file_with_any_page_overwritten_does_not_keep_the_agent_down() {
         file.write_all_at(&[0xa5; 4096], page as u64).expect("overwrite");
         let start = || {
             machine.life(async |agent| {
-                assert!(agent.life.registry.is_empty(), "the links of its endpoints are not there");
+                assert!(agent.life.endpoints.registry.is_empty(), "the links of its endpoints are not there");
                 agent.create("c3").await;
                 agent.assert_healthy().await;
                 agent.set_aside
@@ -234,7 +234,7 @@ fn a_store_over_which_three_starts_ended_is_set_aside_and_one_over_which_two_did
     std::fs::write(&marker, b"xx").expect("write");
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
     });
     assert!(!marker.exists(), "a start that gets through wipes the slate");
     std::fs::write(&marker, b"xxx").expect("write");
@@ -281,7 +281,7 @@ fn a_store_of_a_newer_agent_is_refused_and_not_a_byte_of_it_changes() {
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 1, "all is still in it");
+        assert_eq!(agent.life.endpoints.registry.len(), 1, "all is still in it");
     });
 }
 
@@ -393,7 +393,7 @@ fn a_disk_that_was_full_for_a_while_does_not_cost_the_agent_its_store() {
         agent.assert_healthy().await;
     });
     machine.life(async |agent| {
-        assert_eq!(agent.life.registry.len(), 2);
+        assert_eq!(agent.life.endpoints.registry.len(), 2);
         agent.assert_healthy().await;
     });
 }
@@ -441,7 +441,7 @@ fn a_store_that_is_removed_is_noticed_and_written_anew_with_every_record() {
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.quiet().await;
-        assert_eq!(agent.life.registry.len(), 2);
+        assert_eq!(agent.life.endpoints.registry.len(), 2);
         let now = agent.snapshot().await;
         assert!(before.endpoints.iter().all(|r| now.endpoints.contains(r)), "{now:?}");
         assert!(before.leases.iter().all(|l| now.leases.contains(l)), "{now:?}");
@@ -463,7 +463,7 @@ fn a_store_that_is_removed_is_noticed_though_nobody_writes() {
     });
     machine.life(async |agent| {
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
     });
 }
 
@@ -499,7 +499,7 @@ fn a_store_that_somebody_writes_to_is_written_anew_from_memory() {
         machine.life(async |agent| {
             assert_eq!(agent.set_aside, None);
             agent.quiet().await;
-            assert_eq!(agent.life.registry.len(), 3);
+            assert_eq!(agent.life.endpoints.registry.len(), 3);
             let now = agent.snapshot().await;
             assert_eq!(
                 (&now.endpoints, &now.leases, &now.resting),
@@ -565,7 +565,7 @@ fn another_file_in_the_place_of_the_store_is_put_aside_and_not_written_to() {
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
         agent.assert_healthy().await;
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
     });
 }
 
@@ -672,7 +672,7 @@ fn ended_lives_cost_two_kib_each_and_what_is_forgotten_gives_its_room_back() {
     });
     machine.life(async |agent| {
         assert_eq!(agent.set_aside, None);
-        assert_eq!(agent.life.registry.len(), 1);
+        assert_eq!(agent.life.endpoints.registry.len(), 1);
         agent.assert_healthy().await;
     });
 }

@@ -198,9 +198,9 @@ impl StateMachineTest for NodesPlay {
 async fn follow(agent: &Agent) {
     // The first look sees another text, and the second one takes it.
     for _ in 0..2 {
-        agent.life.follow_cluster().await.expect("the nodes are in force");
+        agent.life.network.follow_cluster().await.expect("the nodes are in force");
     }
-    agent.life.ensure_node().await.expect("the node's objects");
+    agent.life.network.ensure_node().await.expect("the node's objects");
 }
 
 impl NodesPlay {
@@ -291,17 +291,17 @@ impl NodesPlay {
     /// A round of probes of the open paths to a node. Its next hop answers; `answers`: its router address, too.
     fn probe(&mut self, node: &str, answers: bool) {
         let agent = &self.life().agent;
-        if !agent.life.cluster.probes_paths() {
+        if !agent.life.network.cluster.probes_paths() {
             return;
         }
         let probed = self.life().run(async {
-            let open = agent.life.cluster.open_paths(&agent.life.routers()).await;
+            let open = agent.life.network.cluster.open_paths(&agent.life.network.routers()).await;
             let probed: Vec<Probed> = open
                 .into_iter()
                 .filter(|path| path.node == node)
                 .map(|path| Probed { path, router: Some(answers), hop: Some(true) })
                 .collect();
-            agent.life.cluster.judge_paths(&probed).await;
+            agent.life.network.cluster.judge_paths(&probed).await;
             follow(agent).await;
             probed
         });
@@ -321,7 +321,7 @@ impl NodesPlay {
         let all = [routes::routes(&destinations), trials].concat();
         let nodes = routes::overlay(&self.nodes, OWN, config.routing, &destinations);
         let is_over_ipv6 = |to: &Destination| matches!(to.via, Ok(NextHop::Overlay { remote, .. }) if remote.is_ipv6());
-        let mtu = OverlaySpec::mtu_within(self.life().agent.life.mtu(), destinations.iter().any(is_over_ipv6));
+        let mtu = OverlaySpec::mtu_within(self.life().agent.life.network.mtu(), destinations.iter().any(is_over_ipv6));
         let (vni, port) = (config.overlay_vni, config.overlay_port);
         Peers {
             routes: all.iter().map(|route| (route.to, route.via)).collect(),
@@ -335,7 +335,7 @@ impl NodesPlay {
         let expected = self.expected();
         assert_eq!(self.machine.kernel.peers(), expected, "{:?}", self.nodes);
         let life = self.life();
-        let spec = life.agent.life.spec();
+        let spec = life.agent.life.network.spec();
         assert_eq!(life.run(self.machine.kernel.observe_node(&spec)).expect("observed"), []);
     }
 }

@@ -347,7 +347,7 @@ impl Play {
         } else {
             Ok(())
         };
-        let before: BTreeSet<IpAddr> = lock(&agent.life.addresses.ipam).leases().iter().map(|l| l.ip).collect();
+        let before: BTreeSet<IpAddr> = lock(&agent.life.network.addresses.ipam).leases().iter().map(|l| l.ip).collect();
         let (mut rests, mut held) = (self.resting(), before.clone());
         if settles {
             // What deletes that go first give back begins to rest.
@@ -456,12 +456,12 @@ impl Play {
     }
 
     fn last_owner(&self, ip: IpAddr) -> Option<String> {
-        let resting = lock(&self.life().agent.life.addresses.ipam).resting();
+        let resting = lock(&self.life().agent.life.network.addresses.ipam).resting();
         resting.into_iter().find(|r| r.rest.ip == ip).map(|r| r.rest.last_owner)
     }
 
     fn resting(&self) -> BTreeSet<IpAddr> {
-        lock(&self.life().agent.life.addresses.ipam).resting().iter().map(|r| r.rest.ip).collect()
+        lock(&self.life().agent.life.network.addresses.ipam).resting().iter().map(|r| r.rest.ip).collect()
     }
 
     fn del(&mut self, who: Who, network: u8, keep: bool, trouble: Trouble) {
@@ -564,7 +564,7 @@ impl Play {
     fn lease(&mut self, exact: Option<IpAddr>) {
         let agent = self.agent();
         let rests = self.resting();
-        let held: BTreeSet<IpAddr> = lock(&agent.life.addresses.ipam).leases().iter().map(|l| l.ip).collect();
+        let held: BTreeSet<IpAddr> = lock(&agent.life.network.addresses.ipam).leases().iter().map(|l| l.ip).collect();
         let owner = LeaseOwner::Caller { name: "job".into() };
         let ipv4 = match exact {
             Some(IpAddr::V4(ip)) => Wanted::Exact(ip),
@@ -572,14 +572,14 @@ impl Play {
         };
         let request = LeaseRequest { pool: None, ipv4, ipv6: Wanted::None };
         let (leased, stored): (Result<Leased, IpamError>, bool) = self.run(async {
-            let leased = resting::lease(&agent.life.addresses, &request, &owner).await;
+            let leased = resting::lease(&agent.life.network.addresses, &request, &owner).await;
             let ip = leased.as_ref().ok().and_then(|l| l.ipv4).map(IpAddr::V4);
-            let lease: Option<Lease> = ip.and_then(|ip| lock(&agent.life.addresses.ipam).get(ip).cloned());
+            let lease: Option<Lease> = ip.and_then(|ip| lock(&agent.life.network.addresses.ipam).get(ip).cloned());
             let Some(lease) = lease else { return (leased, false) };
             let changes = vec![Change::PutLease(lease.clone()), Change::RemoveRest(lease.ip)];
             let stored = agent.life.store.commit(changes).await.is_ok();
             if !stored {
-                resting::in_memory(&agent.life.addresses, &[lease]);
+                resting::in_memory(&agent.life.network.addresses, &[lease]);
             }
             (leased, stored)
         });
@@ -609,8 +609,8 @@ impl Play {
             return;
         }
         let agent = self.agent();
-        let lease = lock(&agent.life.addresses.ipam).get(ip).cloned().expect("it is leased");
-        let released = self.run(resting::release(&agent.life.addresses, &[lease], Vec::new()));
+        let lease = lock(&agent.life.network.addresses.ipam).get(ip).cloned().expect("it is leased");
+        let released = self.run(resting::release(&agent.life.network.addresses, &[lease], Vec::new()));
         assert_eq!(released.is_ok(), !self.model.disk_full);
         if released.is_ok() {
             self.model.callers.remove(&ip);
@@ -726,7 +726,7 @@ impl Play {
             written_unix_ms: wharf_kit::clock::unix_ms(),
             canary: None,
         };
-        agent.life.deletions.queue.put(&deletion).expect("written");
+        agent.life.endpoints.deletions.queue.put(&deletion).expect("written");
         let epoch = endpoint.map(|e| wharf_core::ids::Epoch(e.epoch));
         self.model.queue.insert((who, network), Queued { epoch, other_boot });
     }
@@ -740,9 +740,9 @@ impl Play {
 
     fn time_passes(&mut self) {
         let agent = self.agent();
-        lock(&agent.life.addresses.ipam).set_rest(0);
-        let woken = self.run(resting::wake(&agent.life.addresses));
-        lock(&agent.life.addresses.ipam).set_rest(REST_MS);
+        lock(&agent.life.network.addresses.ipam).set_rest(0);
+        let woken = self.run(resting::wake(&agent.life.network.addresses));
+        lock(&agent.life.network.addresses.ipam).set_rest(REST_MS);
         if self.model.disk_full {
             return;
         }
@@ -781,7 +781,7 @@ impl Play {
     async fn settled(&self) {
         let agent = &self.life().agent;
         let waits = || {
-            let list = agent.life.registry.list();
+            let list = agent.life.endpoints.registry.list();
             let owed = list
                 .iter()
                 .filter(|h| crate::support::is_changing(h))
@@ -789,18 +789,19 @@ impl Play {
             owed.count() > 0
         };
         let works = || {
-            !agent.life.gate.is_idle()
+            !agent.life.endpoints.admission.gate.is_idle()
                 || !agent.life.tasks.operations.is_empty()
-                || agent.life.tasks.endpoints.len() != agent.life.registry.len()
-                || !agent.life.jobs.in_flight().is_empty()
+                || agent.life.tasks.endpoints.len() != agent.life.endpoints.registry.len()
+                || !agent.life.endpoints.jobs.in_flight().is_empty()
         };
         let begun = std::time::Instant::now();
         loop {
             if begun.elapsed() >= Duration::from_secs(60) {
                 let of =
                     |h: &Handle| h.shared.read(|v| (v.record.attachment.to_string(), v.fsm.state, v.status.clone()));
-                let states: Vec<_> = agent.life.registry.list().iter().map(of).collect();
-                let (idle, flight) = (agent.life.gate.is_idle(), agent.life.jobs.in_flight());
+                let states: Vec<_> = agent.life.endpoints.registry.list().iter().map(of).collect();
+                let (idle, flight) =
+                    (agent.life.endpoints.admission.gate.is_idle(), agent.life.endpoints.jobs.in_flight());
                 let (tasks, own) = (agent.life.tasks.operations.len(), agent.life.tasks.endpoints.len());
                 panic!(
                     "nothing comes to an end: gate idle {idle}, in flight {flight:?}, {tasks} and {own} tasks, {states:?}"

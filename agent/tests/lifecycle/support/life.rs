@@ -116,12 +116,12 @@ struct Opening {
 async fn bring_back(node: &Arc<Node>, opening: &Opening) {
     let life = &node.life;
     life.policy.load().await.expect("policies");
-    if life.cluster.file().is_some() {
-        life.load_cluster(life.store.boot_id()).await.expect("nodes of the cluster");
-        life.set_cluster().await.expect("networks of other nodes");
+    if life.network.cluster.file().is_some() {
+        life.network.load_cluster(life.store.boot_id()).await.expect("nodes of the cluster");
+        life.network.set_cluster().await.expect("networks of other nodes");
     }
-    life.ensure_node().await.expect("node part");
-    lock(&life.addresses.ipam).set_rest(life.config.ip_rest_ms);
+    life.network.ensure_node().await.expect("node part");
+    lock(&life.network.addresses.ipam).set_rest(life.config.ip_rest_ms);
     restore::restore(life, opening.snapshot.clone(), opening.lost).await.expect("restore");
     if let Err(why) = life.policy.start().await {
         tracing::error!("{why}");
@@ -165,7 +165,7 @@ impl Life {
             life.tasks.halt.cancel();
             life.tasks.endpoints.close();
             life.tasks.endpoints.wait().await;
-            wharf_agent::endpoint::prepared::drain(life).await;
+            wharf_agent::endpoint::prepared::drain(&life.endpoints).await;
         });
         self.kill();
     }

@@ -264,16 +264,23 @@ impl Agent {
     /// Writes what the timelines have noted, as the controller does. `now_ms`: milliseconds since the Unix epoch.
     pub(crate) async fn write_timeline(&self, now_ms: u64) -> Result<(), StoreError> {
         let life = &self.life;
-        timeline::write(&life.timelines, &life.store, &life.registry, now_ms, life.config.timeline_keep).await
+        timeline::write(
+            &life.endpoints.timelines,
+            &life.store,
+            &life.endpoints.registry,
+            now_ms,
+            life.config.timeline_keep,
+        )
+        .await
     }
 
     /// A runtime's DEL of an attachment, as the API serves it.
     pub(crate) async fn del(&self, a: &Attachment, options: DeleteOptions) -> DeleteResult {
-        match self.life.registry.by_interface(&a.container_id, &a.ifname) {
+        match self.life.endpoints.registry.by_interface(&a.container_id, &a.ifname) {
             Some(handle) if handle.shared.read(|v| v.record.attachment.network == a.network) => {
                 let result = delete::delete(&self.life, vec![handle], options, delete::Answer::Unlisted).await;
                 // Every other request waits for the deletes that are answered.
-                self.life.registry.settled(|_| true).await;
+                self.life.endpoints.registry.settled(|_| true).await;
                 result
             }
             // What the runtime asks for is not there, and that is a success.
@@ -300,7 +307,7 @@ impl Agent {
     }
 
     pub(crate) fn handle(&self, n: u16) -> Handle {
-        self.life.registry.get(id(n)).expect("endpoint is there")
+        self.life.endpoints.registry.get(id(n)).expect("endpoint is there")
     }
 
     pub(crate) async fn snapshot(&self) -> Snapshot {
@@ -313,16 +320,16 @@ impl Agent {
 
     /// Who holds an address, in memory.
     pub(crate) fn lease_owner(&self, ip: IpAddr) -> Option<LeaseOwner> {
-        lock(&self.life.addresses.ipam).get(ip).map(|l| l.owner.clone())
+        lock(&self.life.network.addresses.ipam).get(ip).map(|l| l.owner.clone())
     }
 
     /// Leases an IPv4 address to a caller, as `POST /v1/ipam` does.
     pub(crate) async fn lease_to_caller(&self, name: &str) -> Lease {
         let owner = LeaseOwner::Caller { name: name.into() };
         let request = LeaseRequest { pool: None, ipv4: Wanted::Any, ipv6: Wanted::None };
-        let leased = lock(&self.life.addresses.ipam).lease(&request, owner, 0).expect("leased");
+        let leased = lock(&self.life.network.addresses.ipam).lease(&request, owner, 0).expect("leased");
         let ip = IpAddr::V4(leased.ipv4.expect("IPv4"));
-        let lease = lock(&self.life.addresses.ipam).get(ip).cloned().expect("lease");
+        let lease = lock(&self.life.network.addresses.ipam).get(ip).cloned().expect("lease");
         self.commit(vec![Change::PutLease(lease.clone())]).await;
         lease
     }
@@ -330,7 +337,7 @@ impl Agent {
     /// Leaves a deletion record, as a shim does that found no agent.
     pub(crate) fn queue_deletion(&self, a: &Attachment, endpoint: Option<&Handle>) -> String {
         let boot_id = self.life.store.boot_id().to_owned();
-        self.life.deletions.queue.put(&deletion(a, endpoint, boot_id)).expect("written")
+        self.life.endpoints.deletions.queue.put(&deletion(a, endpoint, boot_id)).expect("written")
     }
 
     /// Serves the deletion queue, as when its directory's event comes; how many records stay.
@@ -340,7 +347,7 @@ impl Agent {
 
     /// Addresses that rest, in memory, and what speaks for them.
     pub(crate) fn resting(&self) -> Vec<(IpAddr, Option<String>)> {
-        lock(&self.life.addresses.ipam).resting().into_iter().map(|r| (r.rest.ip, r.blocked)).collect()
+        lock(&self.life.network.addresses.ipam).resting().into_iter().map(|r| (r.rest.ip, r.blocked)).collect()
     }
 
     /// The operations called so far, observations and the node's own part left out.
@@ -364,10 +371,10 @@ impl Agent {
     /// Waits until every create and delete has ended; endpoints that live are not waited for.
     pub(crate) async fn quiet(&self) {
         eventually("creates and deletes end", || {
-            self.life.gate.is_idle()
+            self.life.endpoints.admission.gate.is_idle()
                 && self.life.tasks.operations.is_empty()
-                && self.life.tasks.endpoints.len() == self.life.registry.len()
-                && self.life.registry.list().iter().all(|h| !is_changing(h))
+                && self.life.tasks.endpoints.len() == self.life.endpoints.registry.len()
+                && self.life.endpoints.registry.list().iter().all(|h| !is_changing(h))
         })
         .await;
     }
@@ -385,14 +392,14 @@ impl Agent {
     }
 
     pub(crate) fn stuck(&self) -> Vec<StuckStep> {
-        stuck::stuck(&self.life.registry, &self.life.jobs, self.life.config.proxy_timeout)
+        stuck::stuck(&self.life.endpoints.registry, &self.life.endpoints.jobs, self.life.config.proxy_timeout)
     }
 
     /// Nothing is amiss, and nothing works.
     pub(crate) async fn assert_healthy(&self) {
         self.quiet().await;
         assert_eq!(self.findings(false).await, [], "audit");
-        for handle in self.life.registry.list() {
+        for handle in self.life.endpoints.registry.list() {
             let record = handle.shared.read(|v| v.record.clone());
             assert_eq!(self.kernel.observe_endpoint(&record).await.expect("observe"), [], "{}", record.attachment);
         }
@@ -403,8 +410,8 @@ impl Agent {
     pub(crate) async fn assert_lost_but_living(&self) {
         self.quiet().await;
         let links = self.kernel.dump().await.expect("dump").links.len();
-        assert_eq!(links, self.life.registry.len() + 1, "one link more than there are endpoints");
-        let held = lock(&self.life.addresses.ipam)
+        assert_eq!(links, self.life.endpoints.registry.len() + 1, "one link more than there are endpoints");
+        let held = lock(&self.life.network.addresses.ipam)
             .owned_by(|o| matches!(o, LeaseOwner::Caller { name } if name.starts_with("lost-record:")));
         assert_eq!(held.len(), 2, "its two addresses: {held:?}");
         assert!(self.findings(false).await.iter().any(|f| f.object == "link" && f.repairable), "the audit shows it");
@@ -415,13 +422,13 @@ impl Agent {
     /// As if no endpoint had ever been: in memory, in the store, in the kernel.
     pub(crate) async fn assert_nothing_left(&self) {
         self.quiet().await;
-        let left: Vec<_> = self.life.registry.list().iter().map(log_of).collect();
+        let left: Vec<_> = self.life.endpoints.registry.list().iter().map(log_of).collect();
         assert!(left.is_empty(), "registry: {left:#?}");
         // What was given back rests until it is found that nobody speaks for it.
-        resting::wake(&self.life.addresses).await.expect("rests end");
-        assert_eq!(lock(&self.life.addresses.ipam).resting(), [], "rests");
+        resting::wake(&self.life.network.addresses).await.expect("rests end");
+        assert_eq!(lock(&self.life.network.addresses.ipam).resting(), [], "rests");
         assert_eq!(self.snapshot().await, Snapshot::default(), "store");
-        let leases = lock(&self.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let leases = lock(&self.life.network.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         assert_eq!(leases, [], "leases in memory");
         assert_eq!(self.identities.list(), [], "identities");
         self.remove_prepared().await;
@@ -432,15 +439,15 @@ impl Agent {
 
     /// True when a create could get this id.
     pub(crate) fn is_free(&self, id: EndpointId) -> bool {
-        let free = self.life.registry.claim_id(id);
+        let free = self.life.endpoints.registry.claim_id(id);
         if free {
-            self.life.registry.free_id(id);
+            self.life.endpoints.registry.free_id(id);
         }
         free
     }
 
     async fn remove_prepared(&self) {
-        wharf_agent::endpoint::prepared::drain(&self.life).await;
+        wharf_agent::endpoint::prepared::drain(&self.life.endpoints).await;
     }
 }
 

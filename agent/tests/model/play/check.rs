@@ -34,12 +34,12 @@ impl Play {
         };
         let expected: BTreeMap<EndpointId, &Endpoint> = model.endpoints.values().map(|e| (e.id, e)).collect();
         let expected = expected.values().map(|e| in_words(e)).collect::<Vec<_>>().join("; ");
-        let running = agent.life.registry.list();
+        let running = agent.life.endpoints.registry.list();
         let running = running.iter().map(|h| h.shared.read(|v| in_words(&Endpoint::of(&v.record))));
         alike("endpoints in memory", running.collect::<Vec<_>>().join("; "), expected.clone())?;
 
         let leases = model.leases();
-        let in_memory = lock(&agent.life.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
+        let in_memory = lock(&agent.life.network.addresses.ipam).owned_by(|o| *o != LeaseOwner::Node);
         let in_memory: BTreeMap<_, _> = in_memory.into_iter().map(|l| (l.ip, l.owner)).collect();
         if model.is_murky() {
             // An undo that has not ended still holds the kept addresses that its create took over.
@@ -54,7 +54,7 @@ impl Play {
             alike("leases in memory", format!("{in_memory:?}"), format!("{leases:?}"))?;
         }
 
-        let queued = agent.life.deletions.queue.list().map_err(|e| e.to_string())?.len();
+        let queued = agent.life.endpoints.deletions.queue.list().map_err(|e| e.to_string())?.len();
         alike("deletion records", queued.to_string(), model.queue.len().to_string())?;
         if model.disk_full {
             // A store that could not be written may be unreadable until the disk has space.
@@ -91,7 +91,7 @@ impl Play {
     }
 
     fn nobody_shares_an_address(&self) {
-        let ipam = lock(&self.life().agent.life.addresses.ipam);
+        let ipam = lock(&self.life().agent.life.network.addresses.ipam);
         for rest in ipam.resting() {
             assert!(ipam.get(rest.rest.ip).is_none(), "{} rests, and is leased", rest.rest.ip);
         }

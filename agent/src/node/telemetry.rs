@@ -1,0 +1,16 @@
+//! What the agent tells of itself and of packets.
+
+use std::sync::atomic::AtomicBool;
+
+use crate::{metrics::Metrics, monitor::Monitor};
+
+/// Events and metrics.
+#[derive(Default)]
+pub struct Telemetry {
+    /// Events.
+    pub monitor: Monitor,
+    /// Metrics.
+    pub metrics: Metrics,
+    /// Traces every endpoint's forwarded packets.
+    pub trace_all: AtomicBool,
+}
