@@ -192,6 +192,12 @@ pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) 
     put(ctx, 2, ids | RECORDED);
     put(ctx, 3, own_epoch);
     put(ctx, 4, peer_epoch);
+    jump(ctx, NodeCall::Established);
+}
+
+/// Continues in `judge` with the words of [`track`]. Returns only if the program is missing.
+#[inline(always)]
+pub fn judge_tracked(ctx: &TcContext) {
     jump(ctx, NodeCall::Judge);
 }
 

@@ -437,6 +437,12 @@ impl Framed<Ipv4> {
     }
 
     #[inline(always)]
+    pub fn protocol(self) -> u8 {
+        // SAFETY: bounds checked.
+        unsafe { (*self.payload).protocol }
+    }
+
+    #[inline(always)]
     pub fn ttl(self) -> u8 {
         // SAFETY: bounds checked.
         unsafe { (*self.payload).ttl }

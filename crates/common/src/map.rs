@@ -135,11 +135,13 @@ pub enum NodeCall {
     Judge = 5,
     /// Answers neighbour messages.
     Neighbour = 7,
+    /// Passes packets that change nothing in their flow.
+    Established = 8,
 }
 
 impl NodeCall {
     /// In number order.
-    pub const ALL: &'static [Self] = &[Self::Event, Self::Judge, Self::Neighbour];
+    pub const ALL: &'static [Self] = &[Self::Event, Self::Judge, Self::Neighbour, Self::Established];
 
     /// Name in the object `node`.
     #[must_use]
@@ -148,6 +150,7 @@ impl NodeCall {
             Self::Event => "event",
             Self::Judge => "judge",
             Self::Neighbour => "neighbour",
+            Self::Established => "established",
         }
     }
 }

@@ -449,7 +449,7 @@ fn is_held_by_proxy(flags: u32) -> bool {
     flags as u16 & (FLOW_PROXIED | clients::ENDED) == FLOW_PROXIED
 }
 
-struct Ends {
+pub struct Ends {
     own: u32,
     /// Zero: outside, or behind the stack.
     peer: u32,
@@ -458,13 +458,13 @@ struct Ends {
 
 impl Ends {
     #[inline(always)]
-    fn of(asked: &Asked, by_high: bool) -> Self {
+    pub fn of(asked: &Asked, by_high: bool) -> Self {
         let own_is_high = by_high == (asked.direction as u32 == Direction::Egress as u32);
         Self { own: asked.own_epoch, peer: asked.peer.epoch, own_is_high }
     }
 
     #[inline(always)]
-    fn match_row(&self, row: &FlowRow) -> bool {
+    pub fn match_row(&self, row: &FlowRow) -> bool {
         let (own, peer) =
             if self.own_is_high { (row.high_epoch, row.low_epoch) } else { (row.low_epoch, row.high_epoch) };
         own == self.own && (self.peer == 0 || peer == self.peer)

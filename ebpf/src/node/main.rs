@@ -4,7 +4,8 @@
 //!
 //! | program | called by | does |
 //! |---|---|---|
-//! | [`judge`] | `from_container`, `to_container`, `deliver` | judges packets of a container; finds flow and way |
+//! | [`established`] | `from_container`, `to_container` | passes packets that change nothing in their flow |
+//! | [`judge`] | `established`, `deliver` | judges packets of a container; finds flow and way |
 //! | [`neighbour`] | `judge` | judges and answers ARP and neighbour discovery |
 //! | [`event`] | `deliver` | writes the record of a drop or trace |
 //! | [`translated`] | hook of the router's link | judges packets to a service with a backend on another node |
@@ -18,6 +19,7 @@
 
 mod clients;
 mod collect;
+mod established;
 mod event;
 mod flow;
 mod neighbour;
@@ -44,6 +46,11 @@ pub fn event(ctx: TcContext) -> i32 {
 #[classifier]
 pub fn neighbour(ctx: TcContext) -> i32 {
     neighbour::run(&ctx)
+}
+
+#[classifier]
+pub fn established(ctx: TcContext) -> i32 {
+    established::run(&ctx)
 }
 
 /// Both directions: with a program for each, the kernel would verify the code that they share twice.

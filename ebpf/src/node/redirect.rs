@@ -244,10 +244,15 @@ pub fn is_by_node(ctx: &TcContext) -> bool {
     unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
 }
 
+#[inline(always)]
+pub fn has_mark_of_proxy(ctx: &TcContext) -> bool {
+    mark_of(ctx) & MARKS_OF_PROXY != 0
+}
+
 /// True for a TCP packet to a container that the proxy sends in a client's name.
 #[inline(always)]
 pub fn is_upstream(ctx: &TcContext, packet: &Packet) -> bool {
-    packet.protocol == TCP && mark_of(ctx) & MARKS_OF_PROXY != 0 && is_by_node(ctx)
+    packet.protocol == TCP && has_mark_of_proxy(ctx) && is_by_node(ctx)
 }
 
 /// True if the packet can belong to a connection that the proxy began in a client's name, although the client's own

@@ -282,6 +282,20 @@ impl Endpoint {
         slots.clear_index(&id).context("clear CALLS")
     }
 
+    /// Puts a program of the node's into a slot.
+    pub(crate) fn set_node_call(&mut self, call: NodeCall, program: &str) -> Result<()> {
+        let program: &SchedClassifier = self.node.program(program).context("a program of the node's")?.try_into()?;
+        let program = program.fd()?.try_clone()?;
+        let mut slots: ProgramArray<&mut MapData> = self.map_mut(map::NODE_CALLS)?.try_into()?;
+        slots.set(call as u32, &program, 0).context("set NODE_CALLS")
+    }
+
+    /// Empties a slot of the node's programs.
+    pub(crate) fn clear_node_call(&mut self, call: NodeCall) -> Result<()> {
+        let mut slots: ProgramArray<&mut MapData> = self.map_mut(map::NODE_CALLS)?.try_into()?;
+        slots.clear_index(&(call as u32)).context("clear NODE_CALLS")
+    }
+
     /// The endpoint's budget of events.
     pub(crate) fn budget(&self) -> Result<EventBudget> {
         let rows: Array<&MapData, EventBudget> = self.map(map::EVENT_BUDGET)?.try_into()?;

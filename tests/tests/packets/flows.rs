@@ -122,8 +122,9 @@ fn order(octets: &[u8; 16]) -> [u64; 2] {
     [word(0), word(8)]
 }
 
+/// By the clock of the programs.
 pub(crate) fn now() -> Result<u32> {
-    let time = clock_gettime(ClockId::CLOCK_MONOTONIC)?;
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC_COARSE)?;
     Ok(u32::try_from(std::time::Duration::from(time).as_nanos() >> TICK_SHIFT)?)
 }
 

@@ -8,6 +8,7 @@
 
 mod clients;
 mod deliver;
+mod established;
 mod events;
 mod fixture;
 mod flows;

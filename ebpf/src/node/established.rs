@@ -1,0 +1,128 @@
+//! Passes the packets of an established flow that change nothing in its row. Every other packet goes on to `judge`,
+//! with the same words. No packet is refused here.
+//!
+//! The endpoint's program has judged the packet ([`wharf_ebpf::shortcut`]): it is whole and has no IP options or
+//! extension headers. `judge` would pass a packet and leave the row as it is if all of these hold:
+//!
+//! | what holds | else `judge` would |
+//! |---|---|
+//! | TCP without SYN, FIN, RST, or UDP, with a whole header | end or begin the flow, or refuse the packet |
+//! | the flow is kept, answered, and has not ended | keep, answer or replace it |
+//! | the epochs of both ends match | begin another flow |
+//! | it was judged by the current rules | judge it again |
+//! | it was seen in this tick | write the tick |
+//! | no proxy, service or source prefix is involved | mark, redirect or count the packet |
+//! | the way of the pair cannot have changed | record the way |
+//!
+//! A program of its own, because the verifier would follow each of these branches into `judge`.
+
+use core::{hint::black_box, ptr};
+
+use aya_ebpf::{
+    bindings::{TC_ACT_OK, TC_ACT_SHOT},
+    programs::TcContext,
+};
+use wharf_common::{
+    Direction, DropReason,
+    flow::{
+        FLOW_BY_STACK, FLOW_FIN, FLOW_FIN_REPLY, FLOW_OF_PROXY, FLOW_PREFIX, FLOW_RECENT, FLOW_REPLIED, FLOW_RESET,
+        SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP,
+    },
+    policy::BY_SERVICE,
+};
+use wharf_ebpf::{
+    flow::Asked,
+    handoff::{self, Verdict, Words},
+    maps::FLOWS,
+    parse::{self, ETHERNET_BYTES, Framed, HEADERS_BYTES, Ipv4, Ipv6, PROTOCOL_IPV4, read},
+    test_packet,
+};
+
+use crate::{
+    flow::{Ends, now},
+    packet::Packet,
+    policy, redirect, stack_path,
+};
+
+/// Flags of rows that only `judge` handles; [`FLOW_REPLIED`] must be set.
+const OTHERS: u16 = FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET | FLOW_RECENT | FLOW_PREFIX | FLOW_OF_PROXY;
+const ENDS_OR_BEGINS: u16 = (SIGNAL_FIN | SIGNAL_SYN | SIGNAL_RST) as u16;
+/// Offset of data offset and flags (RFC 9293, 3.1).
+const TCP_FLAGS: usize = 12;
+const TCP_BYTES: u16 = 20;
+const UDP_BYTES: u16 = 8;
+
+#[inline(always)]
+pub fn run(ctx: &TcContext) -> i32 {
+    let words = Words::of(ctx);
+    let asked = words.asked();
+    let verdict = |reason| Verdict::new(ctx, asked.own, asked.direction, reason, TC_ACT_SHOT);
+    if passes(ctx, &asked) {
+        if asked.direction as u32 == Direction::Ingress as u32 {
+            if let Ok(frame) = parse::ethernet(ctx) {
+                frame.set_destination(words.container_mac());
+                return TC_ACT_OK;
+            }
+        } else if asked.peer.endpoint_id == 0 {
+            return TC_ACT_OK;
+        } else {
+            handoff::deliver(ctx, asked.peer.endpoint_id);
+            return verdict(DropReason::NoTailCallTarget).after(asked.peer.forwarded()).hand_over(ctx);
+        }
+    }
+    handoff::judge_tracked(ctx);
+    verdict(DropReason::NoNodeProgram).after(asked.peer.forwarded()).hand_over(ctx)
+}
+
+/// True for a packet that `judge` would pass without a change of the row.
+#[inline(always)]
+fn passes(ctx: &TcContext, asked: &Asked) -> bool {
+    // Before the rules: as in `judge`.
+    let generation = policy::state().generation;
+    if test_packet::is_test(ctx) || redirect::has_mark_of_proxy(ctx) {
+        return false;
+    }
+    let Some((ports, protocol)) = ports(ctx) else { return false };
+    let Some(packet) = Packet::with(ctx, ports, protocol) else { return false };
+    let (key, by_high) = packet.key();
+    // SAFETY: a row's memory outlives this run; fields are read separately.
+    let Some(row) = (unsafe { FLOWS.get_ptr_mut(key.as_shared()).map(|row| &*row) }) else { return false };
+    let judged = if generation == 0 { 0 } else { generation.wrapping_add(key.generation()) };
+    let flags = row.flags;
+    let differs = (row.seen ^ now())
+        | (row.generation ^ judged)
+        | u32::from((flags & (OTHERS | FLOW_REPLIED)) ^ FLOW_REPLIED)
+        | (row.rule & BY_SERVICE);
+    if black_box(differs) != 0 || !Ends::of(asked, by_high).match_row(row) {
+        return false;
+    }
+    let by_stack = flags & FLOW_BY_STACK != 0;
+    if asked.direction as u32 == Direction::Ingress as u32 {
+        let sender = if by_high { row.high_epoch } else { row.low_epoch };
+        return by_stack || sender == 0;
+    }
+    asked.peer.endpoint_id == 0 || !by_stack && !stack_path::has_paths(asked.own, asked.own_epoch)
+}
+
+/// Ports as [`Packet::ports`], and the protocol, of a packet that neither begins nor ends its flow.
+#[inline(always)]
+fn ports(ctx: &TcContext) -> Option<(u32, u8)> {
+    // SAFETY: the program's context.
+    let is_ipv4 = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).protocol) } == PROTOCOL_IPV4;
+    let (protocol, bytes, at) = if is_ipv4 {
+        let packet: Framed<Ipv4> = Framed::at_start(ctx)?;
+        (packet.protocol(), packet.total_bytes().wrapping_sub(size_of::<Ipv4>() as u16), ETHERNET_BYTES + 20)
+    } else {
+        let packet: Framed<Ipv6> = Framed::at_start(ctx)?;
+        (packet.next_header(), packet.payload_bytes(), HEADERS_BYTES)
+    };
+    let ports = read::<u32>(ctx, at)?;
+    match protocol {
+        TCP if bytes >= TCP_BYTES => {
+            let flags = u16::from_be(read::<u16>(ctx, at + TCP_FLAGS)?);
+            (flags & ENDS_OR_BEGINS == 0).then_some((ports, TCP))
+        }
+        UDP if bytes >= UDP_BYTES => Some((ports, UDP)),
+        _ => None,
+    }
+}
