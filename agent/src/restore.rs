@@ -246,7 +246,9 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
         tracing::warn!("restore: {error}; what it tells is in force all the same");
     }
     out_of_service::hold(&life.endpoints, &life.network.addresses, out_of_service);
-    life.endpoints.registry.set_restored();
+    if !lost {
+        life.endpoints.registry.set_restored();
+    }
     wharf_crash::point("restore/after-claims");
     for (id, epoch, intent) in snapshot.intents {
         if let Intent::Create { attachment, link, .. } = intent {
@@ -277,6 +279,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
             tracing::warn!("restore: note that no endpoint is without a record: {error}; the next start looks again");
         }
     }
+    life.endpoints.registry.set_restored();
     wharf_crash::point("restore/after-unexplained");
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! The object `untracked`, for benchmarks: replaces the node program `judge` to measure the cost of tracking.
+//! The object `untracked`, for benchmarks: replaces the node programs `established` and `judge` to measure the
+//! cost of tracking.
 #![no_std]
 #![no_main]
 

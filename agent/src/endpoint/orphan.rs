@@ -156,6 +156,7 @@ pub fn unrecorded<'a>(dump: &'a KernelDump, snapshot: &'a Snapshot) -> impl Iter
 /// # Errors
 /// What stays; the next delete retries.
 pub async fn remove(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+    let _alone = life.endpoints.leftovers.removals.acquire(id).await;
     let Some(orphan) = life.endpoints.leftovers.orphans.get(id) else { return Ok(Vec::new()) };
     let _guard = life.endpoints.jobs.working_on(id);
     let owner = LeaseOwner::lost_record(orphan.link.host_ifname.as_str());
@@ -187,6 +188,9 @@ pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
         life.endpoints.leftovers.orphans.list().iter().filter(is_gone).map(|o| o.link.id).collect();
     let mut result = Ok(());
     for id in gone {
+        if life.tasks.stop.is_cancelled() {
+            break;
+        }
         result = result.and(remove(life, id).await.map(drop));
     }
     result

@@ -66,6 +66,7 @@ pub fn holds(out_of_service: &Aside<OutOfService>, ip: IpAddr) -> bool {
 /// # Errors
 /// What stays, with the record.
 pub async fn release(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+    let _alone = life.endpoints.leftovers.removals.acquire(id).await;
     let Some(out_of_service) = life.endpoints.leftovers.out_of_service.get(id) else { return Ok(Vec::new()) };
     let _guard = life.endpoints.jobs.working_on(id);
     let addresses = out_of_service.addresses.clone();

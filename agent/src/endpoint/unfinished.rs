@@ -38,6 +38,7 @@ pub fn holds(unfinished: &Aside<Unfinished>, attachment: &Attachment, epoch: Epo
 /// # Errors
 /// Failed steps; the undo stays.
 pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>, RemoveError> {
+    let _alone = life.endpoints.leftovers.removals.acquire(id).await;
     let _working = life.endpoints.jobs.working_on(id);
     let Some(mut work) = Work::take(&life.endpoints, id) else { return Ok(Vec::new()) };
     let released = match &mut work.left {
@@ -52,7 +53,7 @@ pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>
     Ok(released)
 }
 
-/// An undo in work; dropped unfinished, it returns to the table.
+/// An undo in work. It stays in the table meanwhile, so that a delete does not release its leases.
 struct Work<'a> {
     endpoints: &'a Endpoints,
     id: EndpointId,
@@ -61,7 +62,7 @@ struct Work<'a> {
 
 impl<'a> Work<'a> {
     fn take(endpoints: &'a Endpoints, id: EndpointId) -> Option<Self> {
-        let left = endpoints.leftovers.unfinished.remove(id)?;
+        let left = endpoints.leftovers.unfinished.get(id)?;
         Some(Self { endpoints, id, left: Some(left) })
     }
 }
@@ -70,7 +71,10 @@ impl Drop for Work<'_> {
     fn drop(&mut self) {
         match self.left.take() {
             Some(left) => keep(&self.endpoints.leftovers.unfinished, self.id, left),
-            None => self.endpoints.registry.free_id(self.id),
+            None => {
+                self.endpoints.leftovers.unfinished.remove(self.id);
+                self.endpoints.registry.free_id(self.id);
+            }
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::{
         jobs::Jobs,
         leftovers::{Orphan, Unfinished},
         lifecycle::Tasks,
+        locks::EndpointLocks,
         pods::Pods,
         prepared::Prepared,
         queue::Deletions,
@@ -70,6 +71,9 @@ pub struct Leftovers {
     pub out_of_service: Aside<OutOfService>,
     /// Failed undos.
     pub unfinished: Aside<Unfinished>,
+    /// One removal at a time for each id: the first one to end frees it. Held across kernel calls, each of which has a
+    /// bound.
+    pub removals: EndpointLocks,
 }
 
 impl Endpoints {

@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, Weak},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -24,21 +24,18 @@ use wharf_core::{
 };
 use wharf_kit::sync::lock;
 
-use crate::node::error::JobError;
+use crate::node::{error::JobError, locks::EndpointLocks};
 
 /// Ids in flight, and their kernel calls.
 pub struct Jobs {
     kernel: Arc<dyn Kernel>,
     /// Awaited at a stop.
     tasks: TaskTracker,
-    /// An entry lives while a task holds or awaits its turn.
-    turns: Mutex<BTreeMap<EndpointId, Weak<Turn>>>,
+    turns: EndpointLocks,
     running: Mutex<BTreeMap<EndpointId, Job>>,
     /// Guards by id: a delete may start before a build has ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
 }
-
-type Turn = tokio::sync::Mutex<()>;
 
 /// A running call.
 #[derive(Debug, Clone, Copy)]
@@ -53,7 +50,7 @@ impl Jobs {
     /// `tasks` tracks the calls.
     #[must_use]
     pub fn new(kernel: Arc<dyn Kernel>, tasks: TaskTracker) -> Arc<Self> {
-        let (turns, running, in_flight) = (Mutex::default(), Mutex::default(), Mutex::default());
+        let (turns, running, in_flight) = Default::default();
         Arc::new(Self { kernel, tasks, turns, running, in_flight })
     }
 
@@ -82,20 +79,6 @@ impl Jobs {
         lock(&self.running).clone()
     }
 
-    async fn turn(&self, id: EndpointId) -> OwnedMutexGuard<()> {
-        let turn = {
-            let mut turns = lock(&self.turns);
-            let there = turns.get(&id).and_then(Weak::upgrade);
-            there.unwrap_or_else(|| {
-                let turn = Arc::new(Turn::default());
-                turns.retain(|_, turn| turn.strong_count() > 0);
-                turns.insert(id, Arc::downgrade(&turn));
-                turn
-            })
-        };
-        turn.lock_owned().await
-    }
-
     /// Runs an endpoint's only kernel call, to completion even if the future is dropped.
     ///
     /// # Errors
@@ -110,7 +93,7 @@ impl Jobs {
         T: Send + 'static,
         F: Future<Output = Result<T, KernelError>> + Send + 'static,
     {
-        let turn = self.turn(id).await;
+        let turn = self.turns.acquire(id).await;
         ended(self.begin(id, step, turn, call).await, id, step)
     }
 
@@ -130,7 +113,7 @@ impl Jobs {
         F: Future<Output = Result<T, KernelError>> + Send + 'static,
     {
         let until = Instant::now() + bound;
-        let Ok(turn) = timeout_at(until, self.turn(id)).await else {
+        let Ok(turn) = timeout_at(until, self.turns.acquire(id)).await else {
             let running = lock(&self.running).get(&id).map(|job| (job.step, job.since.elapsed()));
             return Err(JobError::NotBegun { bound, running });
         };

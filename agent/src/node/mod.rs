@@ -12,6 +12,7 @@ pub mod health;
 pub mod jobs;
 pub mod leftovers;
 pub mod lifecycle;
+pub mod locks;
 pub mod looks;
 pub mod network;
 pub mod part;

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use axum::{extract::FromRequestParts, http::request::Parts};
-use tokio::time::timeout;
+use tokio::time::sleep;
 
 use crate::{
     node::Node,
@@ -20,9 +20,11 @@ impl FromRequestParts<Arc<Node>> for Restored {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, node: &Arc<Node>) -> Result<Self, Failure> {
-        match timeout(PATIENCE, node.life.endpoints.registry.restored()).await {
-            Ok(()) => Ok(Self(Arc::clone(node))),
-            Err(_) => Err(is_not_serving(node, &format!("{} {}", parts.method, parts.uri.path()))),
+        tokio::select! {
+            () = node.life.endpoints.registry.restored() => return Ok(Self(Arc::clone(node))),
+            () = node.life.tasks.stop.cancelled() => {}
+            () = sleep(PATIENCE) => {}
         }
+        Err(is_not_serving(node, &format!("{} {}", parts.method, parts.uri.path())))
     }
 }

@@ -1,9 +1,15 @@
 //! Creates that fail half-way leave nothing.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
-use tokio::time::Instant;
-use wharf_agent::endpoint::{prepared, resume};
+use tokio::time::{Instant, timeout};
+use wharf_agent::{
+    endpoint::{prepared, resume, unknown},
+    node::aside::Wanted,
+};
 use wharf_api::ErrorCode;
 use wharf_core::{
     kernel::KernelErrorKind as Kind,
@@ -207,6 +213,30 @@ fn a_proxy_that_never_answers_is_recorded_counted_and_holds_no_undo_up_beyond_it
         assert!(error.message.contains("undoing it: await-proxy: no answer within 20ms"), "{}", error.message);
         assert_eq!(agent.life.policy.proxy.timed_out.load(Ordering::Relaxed), 1);
         assert_eq!(agent.life.policy.proxy.pending.load(Ordering::Relaxed), 0);
+        agent.assert_nothing_left().await;
+    });
+}
+
+#[test]
+fn a_delete_waits_for_an_undo_that_is_tried_again_and_releases_none_of_its_leases_before() {
+    Machine::new().life(async |agent| {
+        agent.kernel.fail_next(Op::EnsureReachable, Kind::Other);
+        agent.kernel.fail_next(Op::RemoveLink, Kind::Exhausted);
+        agent.try_create(agent.container("c1")).await.expect_err("asked for");
+        agent.quiet().await;
+        let (hold, before) = (agent.kernel.hold(Op::RemoveLink), agent.kernel.calls(Op::RemoveLink));
+        let life = Arc::clone(&agent.life);
+        let resumed = tokio::spawn(async move { resume::resume(&life).await });
+        eventually("it is tried again", || agent.kernel.calls(Op::RemoveLink) > before).await;
+        let (life, attachment) = (Arc::clone(&agent.life), agent.container("c1").attachment);
+        let mut deleted = tokio::spawn(async move { unknown::remove(&life, &Wanted::of(&attachment)).await });
+        timeout(Duration::from_secs(1), &mut deleted).await.expect_err("it waits");
+        let held = lock(&agent.life.network.addresses.ipam).owned_by(|o| matches!(o, LeaseOwner::Attachment { .. }));
+        assert_eq!(held.len(), 2, "its link may still speak with them");
+        drop(hold);
+        assert_eq!(resumed.await.expect("task"), Ok(()));
+        assert_eq!(deleted.await.expect("task").errors, []);
+        assert!(agent.is_free(id(1)));
         agent.assert_nothing_left().await;
     });
 }

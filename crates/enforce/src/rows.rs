@@ -91,7 +91,10 @@ pub(crate) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     let nowhere = Arc::new(Origin { file: "".into(), line: 0, document: "".into(), field: String::new() });
     for (CellKey { set, class, port }, (cell, _)) in &rows.cells {
         let read = |hit| match read_hit(hit) {
-            Some(hit) if *port == PORT_UNKNOWN => Some(Hit { ruling: Ruling::DenyUnknown, ..hit }),
+            // Another ruling there is damage.
+            Some(hit) if *port == PORT_UNKNOWN && hit.ruling == Ruling::Deny => {
+                Some(Hit { ruling: Ruling::DenyUnknown, ..hit })
+            }
             hit => hit,
         };
         let of = compile::Cell { admin: read(cell.admin), rest: read(cell.rest) };

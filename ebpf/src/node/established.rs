@@ -1,5 +1,5 @@
 //! Passes the packets of an established flow that change nothing in its row. Every other packet goes on to `judge`,
-//! with the same words. No packet is refused here.
+//! with the same words. Only a missing program drops a packet here.
 //!
 //! The endpoint's program has judged the packet ([`wharf_ebpf::shortcut`]): it is whole and has no IP options or
 //! extension headers. `judge` would pass a packet and leave the row as it is if all of these hold:
@@ -79,7 +79,12 @@ pub fn run(ctx: &TcContext) -> i32 {
 fn passes(ctx: &TcContext, asked: &Asked) -> bool {
     // Before the rules: as in `judge`.
     let generation = policy::state().generation;
-    if test_packet::is_test(ctx) || redirect::has_mark_of_proxy(ctx) {
+    let receives = asked.direction as u32 == Direction::Ingress as u32;
+    let is_between = !receives && asked.peer.endpoint_id != 0;
+    if test_packet::is_test(ctx)
+        || redirect::has_mark_of_proxy(ctx)
+        || is_between && stack_path::has_paths(asked.own, asked.own_epoch)
+    {
         return false;
     }
     let Some((ports, protocol)) = ports(ctx) else { return false };
@@ -87,21 +92,19 @@ fn passes(ctx: &TcContext, asked: &Asked) -> bool {
     let (key, by_high) = packet.key();
     // SAFETY: a row's memory outlives this run; fields are read separately.
     let Some(row) = (unsafe { FLOWS.get_ptr_mut(key.as_shared()).map(|row| &*row) }) else { return false };
-    let judged = if generation == 0 { 0 } else { generation.wrapping_add(key.generation()) };
     let flags = row.flags;
-    let differs = (row.seen ^ now())
-        | (row.generation ^ judged)
-        | u32::from((flags & (OTHERS | FLOW_REPLIED)) ^ FLOW_REPLIED)
-        | (row.rule & BY_SERVICE);
+    let differs = u32::from((flags & (OTHERS | FLOW_REPLIED)) ^ FLOW_REPLIED) | (row.rule & BY_SERVICE);
+    if black_box(differs) != 0 {
+        return false;
+    }
+    let judged = if generation == 0 { 0 } else { generation.wrapping_add(key.generation()) };
+    let differs = (row.seen ^ now()) | (row.generation ^ judged);
     if black_box(differs) != 0 || !Ends::of(asked, by_high).match_row(row) {
         return false;
     }
     let by_stack = flags & FLOW_BY_STACK != 0;
-    if asked.direction as u32 == Direction::Ingress as u32 {
-        let sender = if by_high { row.high_epoch } else { row.low_epoch };
-        return by_stack || sender == 0;
-    }
-    asked.peer.endpoint_id == 0 || !by_stack && !stack_path::has_paths(asked.own, asked.own_epoch)
+    let sender = if by_high { row.high_epoch } else { row.low_epoch };
+    if receives { by_stack || sender == 0 } else { !is_between || !by_stack }
 }
 
 /// Ports as [`Packet::ports`], and the protocol, of a packet that neither begins nor ends its flow.

@@ -218,7 +218,9 @@ impl Wire {
         let name = NodeCall::Judge.program();
         let program: &mut SchedClassifier = loaded.program_mut(name).context(name)?.try_into()?;
         program.load().with_context(|| format!("verify {name} of untracked.o"))?;
-        slots.set(NodeCall::Judge as u32, program.fd()?, 0).with_context(|| format!("set the slot of {name}"))?;
+        for slot in [NodeCall::Judge, NodeCall::Established] {
+            slots.set(slot as u32, program.fd()?, 0).with_context(|| format!("set the slot of {name}"))?;
+        }
         Ok(Self { name: UNTRACKED, between: Between::Stopped(node), ..wire })
     }
 

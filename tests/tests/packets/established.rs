@@ -4,9 +4,9 @@ use anyhow::{Context, Result, bail, ensure};
 use aya::maps::{Array, MapData};
 use wharf_common::{
     DropReason, FlowRow, PolicyState,
-    flow::{FLOW_BY_HIGH, FLOW_RECENT, FLOW_REPLIED, TCP, UDP},
+    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_REPLIED, TCP, UDP},
     map::{self, NodeCall},
-    policy::{BY_SERVICE, UNDECIDED},
+    policy::{BY_SERVICE, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, UNDECIDED},
 };
 
 use crate::{
@@ -21,6 +21,11 @@ const HEADERS: usize = 14 + 40 + 20;
 /// Of the rules, in some of the runs.
 const GENERATION: u32 = 7;
 
+/// To B, without the node's stack.
+fn is_direct(sent: &Sent) -> bool {
+    sent.other == B.v4 || sent.other == B.v6
+}
+
 /// Flows between A and the node's stack, and to B on the direct way.
 fn kinds() -> Vec<Sent> {
     let mut kinds = Vec::new();
@@ -29,7 +34,6 @@ fn kinds() -> Vec<Sent> {
             kinds.push(Sent::new(other, protocol, (40_000, 443)));
         }
     }
-    let is_direct = |sent: &Sent| sent.other == B.v4 || sent.other == B.v6;
     let back: Vec<Sent> = kinds.iter().filter(|sent| !is_direct(sent)).map(|sent| sent.back()).collect();
     kinds.into_iter().chain(back).collect()
 }
@@ -47,7 +51,7 @@ fn program(sent: Sent) -> &'static str {
 
 /// The row of a flow that A began, kept and answered.
 fn established(sent: Sent) -> FlowRow {
-    let (a, other) = (A.epoch, if sent.other == B.v4 || sent.other == B.v6 { B.epoch } else { 0 });
+    let (a, other) = (A.epoch, if is_direct(&sent) { B.epoch } else { 0 });
     let (low, high) = if sent.a_is_high() { (other, a) } else { (a, other) };
     let epoch = |epoch| u32::try_from(epoch).unwrap_or_default();
     let by_a = if sent.a_is_high() { FLOW_BY_HIGH } else { 0 };
@@ -66,6 +70,18 @@ type Seen = (Outcome, Vec<Change>, Option<(FlowRow, bool)>);
 
 /// With this row as the only one, and this program in the slot of `established`. `None` if a tick began meanwhile.
 fn seen(a: &mut Endpoint, by: NodeCall, sent: Sent, packet: &[u8], put: FlowRow) -> Result<Option<Seen>> {
+    seen_with(a, by, sent, packet, put, 0)
+}
+
+/// Of a packet with this mark, without the bytes that leave.
+fn seen_with(
+    a: &mut Endpoint,
+    by: NodeCall,
+    sent: Sent,
+    packet: &[u8],
+    put: FlowRow,
+    mark: u32,
+) -> Result<Option<Seen>> {
     a.set_node_call(NodeCall::Established, by.program())?;
     for name in [map::FLOWS, map::FLOWS_NEW] {
         let keys: Vec<_> = table(a, name)?.keys().collect::<Result<_, _>>()?;
@@ -74,7 +90,12 @@ fn seen(a: &mut Endpoint, by: NodeCall, sent: Sent, packet: &[u8], put: FlowRow)
     let tick = now()?;
     table(a, map::FLOWS)?.insert(sent.key(), FlowRow { seen: tick.wrapping_sub(put.seen), ..put }, 0)?;
     let before = a.counters()?;
-    let outcome = a.run(program(sent), packet)?;
+    let outcome = if mark == 0 {
+        a.run(program(sent), packet)?
+    } else {
+        let (action, left) = a.run_marked(program(sent), packet, mark, 0)?;
+        Outcome { action, packet: left.to_ne_bytes().to_vec() }
+    };
     let changes = a.counters()?.since(&before)?;
     // A dropped packet soon uses the budget of events.
     let changes = changes.into_iter().filter(|(_, reason, ..)| DropReason::is_verdict(*reason)).collect();
@@ -126,6 +147,9 @@ fn any_other_row_and_flag_is_treated_as_by_judge() -> Result<()> {
             rows.extend([0, 1, 200_000].map(|seen| FlowRow { seen, ..base }));
             rows.extend([0, GENERATION, GENERATION + 1].map(|generation| FlowRow { generation, ..base }));
             rows.extend([5, BY_SERVICE | 5, UNDECIDED].map(|rule| FlowRow { rule, ..base }));
+            let behind_the_stack = FlowRow { flags: base.flags | FLOW_BY_STACK, ..base };
+            rows.extend([7, 9].map(|epoch| FlowRow { low_epoch: epoch, ..behind_the_stack }));
+            rows.extend([7, 9].map(|epoch| FlowRow { high_epoch: epoch, ..behind_the_stack }));
             rows.push(FlowRow { low_epoch: base.low_epoch ^ 1, ..base });
             rows.push(FlowRow { high_epoch: base.high_epoch ^ 1, ..base });
             for row in rows {
@@ -138,6 +162,35 @@ fn any_other_row_and_flag_is_treated_as_by_judge() -> Result<()> {
                 }
             }
         }
+    }
+    Ok(())
+}
+
+#[test]
+fn marks_of_the_proxy_and_noted_paths_are_left_to_judge() -> Result<()> {
+    let (mut a, _b) = pair()?;
+    for sent in kinds() {
+        for mark in [MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, MARK_PROXIED_EGRESS | 1 << 20] {
+            let of = |a: &mut Endpoint, by| seen_with(a, by, sent, &packet(sent), established(sent), mark);
+            let same = (0..10).find_map(|_| {
+                let of = [NodeCall::Judge, NodeCall::Established].map(|by| of(&mut a, by));
+                match of {
+                    [Ok(Some(expected)), Ok(Some(is))] => Some(Ok(is == expected)),
+                    [Err(e), _] | [_, Err(e)] => Some(Err(e)),
+                    _ => None,
+                }
+            });
+            ensure!(same.context("a tick began in each of ten runs")??, "{sent:?}, mark {mark:x}");
+        }
+    }
+    // A flow of the pair takes the stack, so that the next one may have to.
+    let mut users: Array<&mut MapData, u64> = a.node.map_mut(map::STACK_USERS).context("users")?.try_into()?;
+    users.set(A.id, A.epoch, 0).context("set STACK_USERS")?;
+    a.clear_node_call(NodeCall::Judge)?;
+    for sent in kinds().into_iter().filter(|sent| sent.by_a) {
+        let of = |a: &mut Endpoint| seen(a, NodeCall::Established, sent, &packet(sent), established(sent)).transpose();
+        let (outcome, ..) = (0..10).find_map(|_| of(&mut a)).context("a tick began in each of ten runs")??;
+        ensure!((outcome.action == SHOT) == is_direct(&sent), "{sent:?}: {outcome:?}");
     }
     Ok(())
 }

@@ -45,6 +45,7 @@ const OLDEST: &[&str] = &[
     "nft_foreign::",
     // Other tests of `packets` do not depend on the kernel.
     "packets::clients::",
+    "packets::established::",
     "packets::events::",
     "packets::limits::",
     "packets::policy::",

@@ -233,7 +233,14 @@ impl Bpf {
             program.load().map_err(|e| loader::load_error(format!("{name} of the node"), &e))?;
             let fd = program.fd().map_err(|e| wrap("read program", name, &e))?;
             ids.push(program.info().map_err(|e| wrap("read program", name, &e))?.id());
-            slots.set(*call as u32, fd, 0).map_err(|e| wrap("set slot of the node's program", name, &e))?;
+            let mut set = |slot: NodeCall| {
+                slots.set(slot as u32, fd, 0).map_err(|e| wrap("set slot of the node's program", name, &e))
+            };
+            if *call == NodeCall::Judge {
+                // `established` passes what this version's `judge` would pass: until it follows, `judge` has both slots.
+                set(NodeCall::Established)?;
+            }
+            set(*call)?;
             crash::point("datapath/shared/after-node-program");
         }
         *self.node_ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;

@@ -180,23 +180,20 @@ impl Engine {
     /// The rows exceed the limits, or one identity has different labels. Nothing has changed.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
         let mut next = self.clone();
-        let sizes = if self.follows_other_tables() {
-            let events: Vec<Event> = events.into_iter().collect();
-            let sizes = next.build(events.iter().cloned())?;
-            match Kept::of(&self.tables, &next.tables) {
-                Some(kept) => {
-                    next = self.clone().keep(kept);
-                    next.build(events)?
-                }
-                None => sizes,
-            }
-        } else {
-            next.build(events)?
-        };
+        let events: Vec<Event> = events.into_iter().collect();
+        let again = if self.follows_other_tables() { events.clone() } else { Vec::new() };
+        let sizes = next.build(events)?;
         let (networks, most) = (next.networks, self.most_networks);
         let beyond = (networks > most).then_some((Table::Networks, networks, most));
         if let Some(beyond) = beyond.or_else(|| sizes.beyond(&self.limits)) {
             return Err(next.too_large(beyond, false).into());
+        }
+        if self.follows_other_tables()
+            && let Some(kept) = Kept::of(&self.tables, &next.tables)
+        {
+            // The same rows with other numbers.
+            next = self.clone().keep(kept);
+            next.build(again)?;
         }
         let diff = between(&self.tables, self.sizes, &next.tables);
         if let Some(beyond) = diff.peak.beyond(&self.limits) {

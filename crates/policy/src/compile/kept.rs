@@ -6,13 +6,16 @@
 //!
 //! | number | belongs to an earlier one if |
 //! |---|---|
-//! | rule set | an endpoint has both; their ports and nearly all their cells are the same |
-//! | peer class | a prefix has both; their cells in every rule set that is kept are the same |
-//! | rule | it stands in the same place of a cell |
+//! | rule set | most endpoints have both; their ports and nearly all their cells are the same |
+//! | peer class | most prefixes have both; their cells in every rule set that is kept are the same |
+//! | rule | it stands in the same place of most cells |
 //!
 //! Only equal cells count, so no cell of a kept rule set and a kept class is written.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+};
 
 use super::{Cell, Hit, PeerClass, Rows, RuleIndex, SetId, Tables};
 
@@ -26,14 +29,33 @@ pub(super) struct Numbers {
     taken: HashSet<u32>,
 }
 
-impl Numbers {
-    /// The first pair of a number counts.
+/// How often a number and an earlier one stand in the same place.
+#[derive(Debug, Default)]
+struct Votes(HashMap<(u32, u32), usize>);
+
+impl Votes {
+    /// Zero stands for none, or for every peer.
     fn add(&mut self, new: u32, earlier: u32) {
-        if earlier <= MOST && !self.earlier.contains_key(&new) && self.taken.insert(earlier) {
-            self.earlier.insert(new, earlier);
+        if new != 0 && (1..=MOST).contains(&earlier) {
+            *self.0.entry((new, earlier)).or_default() += 1;
         }
     }
 
+    /// The pairs with the most votes first.
+    fn elect(self) -> Numbers {
+        let mut pairs: Vec<_> = self.0.into_iter().collect();
+        pairs.sort_unstable_by_key(|(pair, votes)| (Reverse(*votes), *pair));
+        let mut numbers = Numbers::default();
+        for ((new, earlier), _) in pairs {
+            if !numbers.earlier.contains_key(&new) && numbers.taken.insert(earlier) {
+                numbers.earlier.insert(new, earlier);
+            }
+        }
+        numbers
+    }
+}
+
+impl Numbers {
     fn get(&self, new: u32) -> Option<u32> {
         self.earlier.get(&new).copied()
     }
@@ -61,34 +83,39 @@ pub(super) struct Kept {
 impl Kept {
     /// `None` if no number of `new` belongs to one of `old`.
     pub(super) fn of(old: &Tables, new: &Tables) -> Option<Self> {
-        let mut kept = Self::default();
-        let mut pairs = BTreeMap::new();
+        let mut votes = Votes::default();
+        let mut numbered = BTreeMap::new();
         for (key, after) in &new.sets {
             let Some(before) = old.sets.get(key) else { continue };
             for (before, after) in [(before.ingress, after.ingress), (before.egress, after.egress)] {
                 let is_any = before != SetId::NONE && after != SetId::NONE;
                 if is_any && (before.0 ^ after.0) & SetId::DENIES == 0 {
-                    kept.sets.add(number(after), number(before));
-                    if kept.sets.get(number(after)) == Some(number(before)) {
-                        pairs.insert(after, before);
-                    }
+                    votes.add(number(after), number(before));
+                    numbered.insert((number(after), number(before)), (after, before));
                 }
             }
         }
+        let sets = votes.elect();
+        let pairs: BTreeMap<SetId, SetId> =
+            sets.earlier.iter().filter_map(|(after, before)| numbered.get(&(*after, *before)).copied()).collect();
+        let mut votes = Votes::default();
         for (net, known) in new.ipcache.iter() {
             if let Some(before) = old.ipcache.get(net) {
-                kept.classes.add(known.class.0, before.class.0);
+                votes.add(known.class.0, before.class.0);
             }
         }
+        let mut kept = Self { sets, classes: votes.elect(), rules: Numbers::default() };
         let empty = Rows::default();
         let rows = |after: &SetId, before: &SetId| {
             let [new, old] = [(new, after), (old, before)].map(|(tables, set)| tables.rules.get(set));
             (new.map_or(&empty, |rows| &**rows), old.map_or(&empty, |rows| &**rows))
         };
+        let mut votes = Votes::default();
         for (after, before) in &pairs {
             let (new, old) = rows(after, before);
-            kept.pair_rules(new, old);
+            kept.pair_rules(new, old, &mut votes);
         }
+        kept.rules = votes.elect();
         let by_earlier =
             kept.classes.earlier.iter().map(|(new, earlier)| (PeerClass(*earlier), PeerClass(*new))).collect();
         let mut differing = BTreeSet::new();
@@ -107,14 +134,14 @@ impl Kept {
         if class == PeerClass::ANY { Some(class) } else { self.classes.get(class.0).map(PeerClass) }
     }
 
-    fn pair_rules(&mut self, new: &Rows, old: &Rows) {
+    fn pair_rules(&self, new: &Rows, old: &Rows, votes: &mut Votes) {
         for ((class, port), after) in &new.cells {
             let before = self.earlier_class(*class).and_then(|class| old.cells.get(&(class, *port)));
             let Some(before) = before else { continue };
             for (after, before) in [(after.admin, before.admin), (after.rest, before.rest)] {
                 let rules = after.and_then(|hit| hit.rule).zip(before.and_then(|hit| hit.rule));
                 if let Some((after, before)) = rules {
-                    self.rules.add(after.0, before.0);
+                    votes.add(after.0, before.0);
                 }
             }
         }

@@ -236,6 +236,37 @@ fn endpoints_that_change_labels_together_do_not_pass_as_half_changed() {
         .expect("a class for the time of the change");
 }
 
+fn admit_each_other(labels: &[&'static str]) -> Vec<Event> {
+    let policies = [admits(0, "a", &["b"]), admits(1, "b", &["a"])];
+    policies.into_iter().map(Event::Policy).chain(endpoints(labels)).collect()
+}
+
+#[test]
+fn an_endpoint_that_changed_while_no_engine_was_there_leaves_the_numbers_of_the_others() {
+    let mut first = Engine::new(ROOMY);
+    first.apply(admit_each_other(&["a", "a", "a", "b", "b"])).expect("it fits");
+    let mut second = Engine::after(ROOMY, first.tables().clone());
+    second.apply(admit_each_other(&["b", "a", "a", "b", "b"])).expect("it fits");
+    for key in (2..=5).map(EndpointKey) {
+        let sets = second.tables().sets[&key];
+        assert_eq!(sets, first.tables().sets[&key]);
+        assert_eq!(second.tables().rules[&sets.ingress], first.tables().rules[&sets.ingress]);
+    }
+}
+
+#[test]
+fn no_address_gets_the_class_of_every_peer_from_a_damaged_row() {
+    let mut first = Engine::new(ROOMY);
+    first.apply(admit_each_other(&["a", "a", "b"])).expect("it fits");
+    let mut damaged = first.tables().clone();
+    for (net, known) in first.tables().ipcache.iter() {
+        damaged.ipcache.insert(*net, Known { class: PeerClass::ANY, ..*known });
+    }
+    let mut second = Engine::after(ROOMY, damaged);
+    second.apply(admit_each_other(&["a", "a", "b"])).expect("it fits");
+    assert!(second.tables().ipcache.values().all(|known| known.class != PeerClass::ANY));
+}
+
 /// One endpoint whose rule set denies class 2 and accepts the rest.
 fn tables(ipcache: &[(&str, u32)]) -> Tables {
     let known = |class| Known { identity: Identity::NONE, class: PeerClass(class) };
