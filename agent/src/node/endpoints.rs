@@ -1,4 +1,4 @@
-//! Endpoints of this node, and what remains of them.
+//! Endpoints of this node, and their remains.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What the agent tells of itself and of packets.
+//! Events and metrics of the agent and of packets.
 
 use std::sync::atomic::AtomicBool;
 

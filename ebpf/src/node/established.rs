@@ -2,9 +2,9 @@
 //! with the same words. Only a missing program drops a packet here.
 //!
 //! The endpoint's program has judged the packet ([`wharf_ebpf::shortcut`]): it is whole and has no IP options or
-//! extension headers. `judge` would pass a packet and leave the row as it is if all of these hold:
+//! extension headers. `judge` would pass a packet and leave the row as it is on these conditions:
 //!
-//! | what holds | else `judge` would |
+//! | condition | else `judge` would |
 //! |---|---|
 //! | TCP without SYN, FIN, RST, or UDP, with a whole header | end or begin the flow, or refuse the packet |
 //! | the flow is kept, answered, and has not ended | keep, answer or replace it |
@@ -14,7 +14,7 @@
 //! | no proxy, service or source prefix is involved | mark, redirect or count the packet |
 //! | the way of the pair cannot have changed | record the way |
 //!
-//! A program of its own, because the verifier would follow each of these branches into `judge`.
+//! It is not a part of `judge`, because the verifier would follow each of these branches through `judge`.
 
 use core::{hint::black_box, ptr};
 

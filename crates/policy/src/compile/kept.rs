@@ -1,8 +1,8 @@
 //! Numbers of rows that an engine takes over from the tables of another one.
 //!
 //! An engine made with [`after`](super::Engine::after) computes every row anew. Where the earlier tables have the same
-//! rows under other numbers, it takes these numbers. So rows that stay are not written, and need no room beside
-//! themselves.
+//! rows under other numbers, it takes these numbers. So the same row is not written again, and needs no
+//! second place in its table.
 //!
 //! | number | belongs to an earlier one if |
 //! |---|---|
@@ -147,7 +147,7 @@ impl Kept {
         }
     }
 
-    /// Classes whose cells differ, at most half of those that both have; `None` if the rule sets differ otherwise.
+    /// Classes whose cells differ, at most half of the common classes; `None` if the rule sets differ otherwise.
     fn differing(
         &self,
         new: &Rows,
@@ -182,7 +182,7 @@ impl Kept {
     fn with_earlier_rules(&self, cell: Cell) -> Cell {
         let hit = |hit: Option<Hit>| {
             hit.map(|hit| Hit {
-                // A rule that is not kept gets a number that no earlier one has.
+                // Without an earlier number, a rule gets a number that no earlier rule has.
                 rule: hit.rule.map(|rule| RuleIndex(self.rules.get(rule.0).unwrap_or(u32::MAX))),
                 ..hit
             })
