@@ -1,8 +1,8 @@
-//! The admin thread: answers when the main runtime does not.
+//! The admin thread, which answers while the main runtime hangs.
 //!
-//! Its runtime serves `<run-dir>/admin.sock`, observes the status ([`crate::status`]), which never blocks, and feeds
-//! the watchdog ([`crate::watchdog`]). Other requests have a time limit and run on separate threads: a hang takes one
-//! of eight slots.
+//! Its runtime serves `<run-dir>/admin.sock`, observes the status ([`crate::status`]) without blocking, and feeds the
+//! watchdog ([`crate::watchdog`]). Other requests have a time limit and separate threads: a hang takes one of eight
+//! slots.
 
 use std::{path::PathBuf, sync::Arc, thread::JoinHandle, time::Duration};
 
@@ -33,12 +33,11 @@ use crate::{
     status,
 };
 
-/// Concurrent requests, except for the status.
+/// Concurrent requests except for the status.
 const APART: usize = 8;
-/// For a request, except for the status.
 const READ_LIMIT: Duration = Duration::from_secs(10);
 const GRACE: Duration = Duration::from_secs(2);
-/// Per part of the status and per request; more for those in the kernel.
+/// One per status part and request; more for those in the kernel.
 const BLOCKING: usize = 64;
 
 /// The running admin thread.
@@ -50,9 +49,6 @@ pub struct Admin {
 
 impl Admin {
     /// Binds the socket and starts the thread.
-    ///
-    /// # Errors
-    /// The socket cannot be bound, or the thread not started.
     pub async fn start(node: &Arc<Node>, log: LogFilter) -> anyhow::Result<Self> {
         let (socket, stop) = (node.life.config.admin_socket(), CancellationToken::new());
         let (ready, bound) = oneshot::channel();
@@ -67,7 +63,7 @@ impl Admin {
         Ok(Self { stop, handle, thread })
     }
 
-    /// For tasks that must run even if the main runtime hangs.
+    /// Runtime for tasks that run while the main runtime hangs.
     #[must_use]
     pub fn handle(&self) -> &Handle {
         &self.handle
@@ -112,7 +108,6 @@ fn run(
             () = patience => {}
         }
     });
-    // Threads may hang in the kernel.
     runtime.shutdown_background();
 }
 

@@ -1,4 +1,4 @@
-//! Audit: compares the kernel with the store and executes repairs.
+//! Audit: compares kernel and store, and repairs.
 
 mod error;
 
@@ -39,13 +39,10 @@ use crate::{
 
 pub use self::error::{AuditError, RepairError};
 
-/// Runs an audit; with `repair`, executes all repairs. `told`: the status's findings.
-///
-/// # Errors
-/// Unreadable kernel or store.
+/// Runs an audit; `repair`: with all repairs; `told`: findings of the status.
 pub async fn audit(life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>, repair: bool) -> Result<AuditReport, AuditError> {
     let audited = audit_and(life, &if repair { Mend::All } else { Mend::Nothing }).await?;
-    // Repaired findings leave at once. Only the leak audit adds new ones, except those for an operator.
+    // Repaired findings leave at once. Only the leak audit adds new ones, except for those that need an operator.
     let left = audited.left();
     if let Some(told) = lock(told).as_mut() {
         *told = Left {
@@ -60,14 +57,14 @@ pub async fn audit(life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>, repair: bo
     Ok(audited.report())
 }
 
-/// Endpoints per kernel call, which wakes four threads; the leak audit pauses between calls.
+/// Endpoints per kernel call, which wakes four threads.
 const IN_A_ROW: usize = 16;
 const PAUSE: Duration = Duration::from_millis(80);
 
-/// Wait for regenerations, which take seconds on a full node; slower ones continue.
+/// Regenerations take seconds on a full node; slower ones continue.
 const RENEWAL: Duration = Duration::from_secs(10);
 
-/// Object and subject: identifies a finding across audits.
+/// Object and subject; identifies a finding across audits.
 pub type Key = (&'static str, String);
 
 /// Findings to repair.
@@ -75,7 +72,7 @@ pub type Key = (&'static str, String);
 pub enum Mend {
     /// None.
     Nothing,
-    /// All that are repairable.
+    /// All repairable ones.
     All,
     /// Those with these keys.
     Only(BTreeSet<Key>),
@@ -97,12 +94,12 @@ pub fn key_of(problem: &Problem) -> Key {
     (problem.object(), problem.subject())
 }
 
-/// A finding, and its repair's result.
+/// A finding and its repair.
 #[derive(Debug)]
 pub struct Audited {
     /// The finding.
     pub finding: AuditFinding,
-    /// `None` if no repair was requested.
+    /// `None` if not requested.
     pub outcome: Option<Result<(), RepairError>>,
 }
 
@@ -111,7 +108,7 @@ pub struct Audited {
 pub struct Outcome {
     /// Findings.
     pub findings: Vec<Audited>,
-    /// Examined objects, by kind.
+    /// Examined objects by kind.
     pub examined: BTreeMap<String, u64>,
 }
 
@@ -146,9 +143,6 @@ impl Outcome {
 }
 
 /// Runs an audit with the requested repairs.
-///
-/// # Errors
-/// Unreadable kernel or store.
 pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, AuditError> {
     let (endpoints, addresses) = (&life.endpoints, &life.network.addresses);
     let before = endpoints.jobs.in_flight();
@@ -157,14 +151,13 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     let dump = life.kernel.dump().await?;
     let after = endpoints.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
-    // Before the store is read again, so that each has a record there.
+    // Before the second read of the store, so that each has a record there.
     let lived: HashSet<_> =
         endpoints.registry.list().iter().filter(|h| h.shared.read(|v| v.committed)).map(key).collect();
-    // Changed meanwhile: in flight.
     let later = life.store.snapshot().await?;
     let recorded = |s: &Snapshot| s.endpoints.iter().map(|r| (r.id, r.epoch)).collect::<HashSet<_>>();
     in_flight.extend(recorded(&snapshot).symmetric_difference(&recorded(&later)).map(|(id, _)| *id));
-    // Abandoned endpoints: the status shows them, and the agent deletes them after their grace time.
+    // The agent deletes abandoned endpoints after their grace time.
     in_flight.extend(endpoints.registry.list().iter().filter(|h| h.is_abandoned()).map(|h| h.id));
     let prepared: BTreeSet<_> = prepared_before.union(&endpoints.prepared.ids()).copied().collect();
     let mut node_part = life.kernel.observe_node(&life.network.spec()).await?;
@@ -193,7 +186,6 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
         let path = endpoints.deletions.queue.path().display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::Queue { path, why }), owner: None, repair: None }
     }));
-    // Reported above if unreadable.
     findings.extend(endpoints.deletions.blocking(Queue::aside).await.unwrap_or_default().into_iter().map(|path| {
         let path = path.display().to_string();
         AuditFinding { problem: Problem::Kept(Kept::QueueAside { path }), owner: None, repair: None }
@@ -201,7 +193,6 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     findings.extend(memory_against_store(endpoints, addresses, &later, &lived));
     let pause = if matches!(repair, Mend::Only(_)) { PAUSE } else { Duration::ZERO };
     let close = close_looks(&*life.kernel, endpoints, &in_flight, pause).await?;
-    // Later and more detailed than the dump.
     findings.retain(|f| !matches!(f.problem, Problem::Endpoint(id, _) if close.looked_at.contains(&id)));
     findings.extend(close.findings);
     leave_out_told_overlaps(&mut findings);
@@ -240,7 +231,6 @@ async fn mend_all(
     repair: &Mend,
     snapshot: &Snapshot,
 ) -> Vec<Audited> {
-    // One regeneration repairs all findings of an endpoint.
     let mut levels: BTreeMap<EndpointId, Level> = BTreeMap::new();
     for finding in findings.iter().filter(|f| repair.wants(&f.problem)) {
         if let Some(Repair::Regenerate(id, level)) = finding.repair {
@@ -293,7 +283,6 @@ async fn mend_all(
     audited
 }
 
-/// Within [`RENEWAL`] in total; returns remaining problems, or why a build failed.
 async fn renew(
     kernel: &dyn Kernel,
     registry: &Registry,
@@ -370,11 +359,11 @@ fn memory_against_store(
 ) -> Vec<AuditFinding> {
     let mut findings = Vec::new();
     if !endpoints.jobs.in_flight().is_empty() {
-        // Running operations change memory and store in two steps.
+        // Operations change memory and store in two steps.
         return findings;
     }
     let now = clock::unix_ms();
-    // Leases are stored after they are taken in memory. A future lease is not young: the clock was set back.
+    // Leases reach the store later than memory. A future lease is not young: the clock was set back.
     let is_young = |since_ms| now.checked_sub(since_ms).is_some_and(|age| age < CreateStep::Commit.deadline_ms());
     let stored: HashMap<IpAddr, &LeaseOwner> = snapshot.leases.iter().map(|l| (l.ip, &l.owner)).collect();
     let records: HashSet<_> = snapshot.endpoints.iter().map(|r| (r.id, r.epoch)).collect();
@@ -384,7 +373,6 @@ fn memory_against_store(
             && !is_young(lease.since_unix_ms)
             && stored.get(&lease.ip) != Some(&&lease.owner)
         {
-            // Left by a failed undo: no endpoint releases it.
             let nobodys = is_nobodys(&endpoints.registry, &lease.owner);
             findings.push(AuditFinding {
                 problem: Problem::Stray(Stray::UnstoredLease { ip: lease.ip, nobodys }),
@@ -468,7 +456,6 @@ async fn mend(life: &Arc<Lifecycle>, repair: &Repair, snapshot: &Snapshot) -> Re
     Ok(())
 }
 
-/// Without canaries.
 async fn queue_files(deletions: &Deletions) -> Result<Vec<QueueFile>, QueueFailure> {
     let files = deletions.blocking(Queue::list).await?.into_iter().filter(|entry| !entry.is_canary());
     Ok(files
@@ -490,7 +477,7 @@ struct Held<'a> {
 }
 
 impl<'a> Held<'a> {
-    /// Takes an unused id: pins and call slots carry no epoch.
+    /// Takes an unused id: pins and call slots have no epoch.
     fn take(endpoints: &'a Endpoints, id: EndpointId) -> Result<Self, RepairError> {
         let was_free = endpoints.registry.claim_id(id);
         let in_use = endpoints.registry.get(id).is_some()

@@ -22,18 +22,12 @@ const NEEDED: [Capability; 12] = [
     CAP_KILL,
 ];
 
-/// Drops all others of this thread and its children; returns missing needed ones.
-///
-/// # Errors
-/// The kernel refused, which it never does for dropped rights.
+/// Drops all other capabilities of this thread and its children; returns missing needed ones.
 pub fn keep_needed() -> anyhow::Result<Vec<String>> {
     keep(&NEEDED)
 }
 
 /// Keeps only the capability to set the socket's group.
-///
-/// # Errors
-/// As [`keep_needed`].
 pub fn keep_delegated() -> anyhow::Result<Vec<String>> {
     keep(&[CAP_CHOWN])
 }

@@ -1,7 +1,7 @@
-//! `wharf-agent cleanup`: removes every trace of an agent from a node where none runs.
+//! `wharf-agent cleanup`: removes every trace of a stopped agent from the node.
 //!
-//! Removes links, routes, the router, pins and the agent's Envoy, then files. An object that may
-//! belong to another program stays and is listed.
+//! Order: links, routes, router, pins, the agent's Envoy, files. Objects that may belong to another program stay and
+//! are listed.
 
 use std::{
     ffi::OsString,
@@ -67,7 +67,7 @@ struct Arguments {
     config: Option<PathBuf>,
 }
 
-/// The command line, for completions.
+/// Command line, for completions.
 pub fn command() -> clap::Command {
     Arguments::command().name(COMMAND)
 }
@@ -113,14 +113,14 @@ fn run(arguments: Arguments) -> anyhow::Result<()> {
         return remove_all(&found, &files, &envoy, &directories);
     }
     list(&found, &files, &envoy)?;
-    // Only reported: `cargo xtask uninstall` does the dry run while the agent runs.
+    // `cargo xtask uninstall` does the dry run while the agent runs.
     if let Err(error) = turn::Turn::take() {
         eprintln!("wharf-agent cleanup: without --dry-run this is refused: {error:#}");
     }
     Ok(())
 }
 
-/// A kernel object that stays ends the cleanup: the files explain it.
+/// Ends at a kernel object that stays: the files explain it.
 fn remove_all(found: &Leftovers, files: &Files, envoy: &Proxy, directories: &Directories) -> anyhow::Result<()> {
     for leftover in &found.ours {
         leftovers::remove(leftover)?;
@@ -130,7 +130,6 @@ fn remove_all(found: &Leftovers, files: &Files, envoy: &Proxy, directories: &Dir
     ended.iter().for_each(|pid| println!("removed {}", envoy_of(*pid)));
     let mut kept = 0;
     for file in &files.ours {
-        // Other directories are Wharf's with their content.
         match remove(file, ![&directories.run, &directories.state].contains(&file)) {
             Ok(Removed::Whole) => println!("removed {}", file.display()),
             Ok(Removed::Content) => println!("emptied {}: it is a mount point", file.display()),
@@ -162,7 +161,7 @@ fn take_turn(directories: &Directories) -> anyhow::Result<turn::Turn> {
 fn living(found: &Leftovers) -> Vec<String> {
     let owner = |leftover: &Leftover| match leftover {
         Leftover::Link { mark, .. } if !is_health(mark) => Some(mark.owner.clone()),
-        // Also of a closed link, whose container would send unpoliced packets without the filter.
+        // Without the filter, a closed link's container would send unpoliced packets.
         Leftover::Filters { name, .. } => Some(format!("the container behind link {name} of another plugin")),
         _ => None,
     };
@@ -211,7 +210,6 @@ fn list_nothing(found: &Leftovers, files: &Files, envoys: &[i32]) {
     }
 }
 
-/// A directory follows its content, and is kept with foreign files.
 #[derive(Debug, Default)]
 struct Files {
     ours: Vec<PathBuf>,
@@ -220,7 +218,7 @@ struct Files {
 
 fn files(directories: &Directories) -> anyhow::Result<Files> {
     let mut files = Files::default();
-    // Only an agent creates these (mode 0700, 0750).
+    // Created only by agents (mode 0700, 0750).
     let whole = [queue::DIRECTORY, queue::UNFINISHED, report::DIRECTORY, envoy::DIRECTORY, feed::DIRECTORY, IPAM_TURNS];
     let in_run = |name: &str| {
         [config::SOCKET, wharf_api::ADMIN_SOCKET].contains(&name)
@@ -236,7 +234,6 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
     if is_same(&directories.run, &directories.state) {
         places = vec![(&directories.run, &in_either)];
     }
-    // One may contain the other.
     places.sort_by_key(|(directory, _)| std::cmp::Reverse(directory.components().count()));
     for (directory, known) in places {
         let (mut mine, mut others) = (Vec::new(), Vec::new());

@@ -1,8 +1,7 @@
-//! Limits each client to its share of the connections to the node's proxies.
+//! Limits each client's share of the connections to the node's proxies.
 //!
 //! The programs enforce the last count's limits ([`wharf_core::kernel::FlowKernel::limit_proxy_clients`]). An ended
-//! connection frees its place at the next count, which therefore runs sooner after many opens: otherwise short
-//! connections would reach the limit.
+//! connection frees its place at the next count, which runs sooner after many opens.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,18 +18,17 @@ use crate::{
 };
 
 const CONTROLLER: &str = "proxy-clients";
-/// Interval of reading the opened connections.
 const LOOK: Duration = Duration::from_millis(100);
-/// Interval of counts with open connections.
+/// Count interval while connections are open.
 const BUSY: Duration = Duration::from_secs(1);
-/// Interval of counts without, and the maximum: limits are enforced for about 4 s.
+/// Count interval otherwise; limits are enforced for about 4 s.
 const IDLE: Duration = Duration::from_secs(2);
-/// Counts take at most one part in this many of the time: each lists the node's TCP sockets.
+/// Counts, which list all TCP sockets, take at most 1/`PART` of the time.
 const PART: u32 = 20;
-/// No limit in practice: without an agent, ended connections free no places.
+/// Effectively no limit: without an agent, ended connections free no places.
 const NO_SHARE: u32 = u32::MAX / 2;
 
-/// Maximum open connections of a client.
+/// Maximum open connections per client.
 #[must_use]
 pub fn share() -> u32 {
     u32::try_from(Connections::here().of_client).unwrap_or(u32::MAX)
@@ -40,7 +38,6 @@ pub fn share() -> u32 {
 struct Count {
     at: Instant,
     took: Duration,
-    /// Connections opened since the map was created.
     opened: u32,
     open: u64,
 }
@@ -66,7 +63,7 @@ pub async fn watch(kernel: Arc<dyn Kernel>, policy: Arc<Policy>, tasks: Tasks, c
             () = tasks.stop.cancelled() => break,
             () = tokio::time::sleep(wait) => {}
         }
-        // Even before a rule redirects: limits precede its first connection.
+        // Also before a rule redirects: limits precede its first connection.
         if !policy.proxy.redirects.enabled() {
             last = None;
             continue;

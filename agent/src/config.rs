@@ -1,6 +1,6 @@
-//! Settings: flags, environment and TOML become one checked [`AgentConfig`].
+//! Settings: flags, environment and TOML become a checked [`AgentConfig`].
 //!
-//! A flag overrides its `WHARF_*` variable, which overrides the file. Unknown keys of the file are errors.
+//! Precedence: flag, `WHARF_*` variable, file. Unknown keys of the file are errors.
 
 mod cidr;
 mod delegate;
@@ -34,7 +34,7 @@ use file::{File, read_file};
 use flags::given;
 pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, RoutingChoice, Switch, parse};
 
-/// The socket's file name in the run directory.
+/// Socket file in the run directory.
 pub const SOCKET: &str = "wharf.sock";
 
 /// Pool of `--ipv4-pool` and `--ipv6-pool`.
@@ -46,15 +46,15 @@ pub use wharf_enforce::limits::PROXY_PORTS;
 /// Checked settings.
 #[derive(Debug, Clone)]
 pub struct AgentConfig {
-    /// Directory of socket and store.
+    /// Socket and store.
     pub run_dir: PathBuf,
     /// State that outlives a boot.
     pub state_dir: PathBuf,
     /// BPF file system.
     pub bpffs: PathBuf,
-    /// Pools, the default pool first. Empty only with `pools_from_cluster`.
+    /// Pools, the default pool first; empty only with `pools_from_cluster`.
     pub pools: Vec<PoolConfig>,
-    /// For requests without a pool.
+    /// Pool of requests without a pool.
     pub default_pool: PoolName,
     /// Why the default pool lacks IPv6.
     pub ipv6_off: Option<&'static str>,
@@ -68,7 +68,7 @@ pub struct AgentConfig {
     pub log_level: String,
     /// Log format.
     pub log_format: LogFormat,
-    /// Links' default MTU, bytes; `None`: the uplinks'.
+    /// Default MTU of links, bytes; `None`: the uplinks'.
     pub mtu: Option<u32>,
     /// Attach mode; `None`: auto.
     pub attach_mode: Option<AttachMode>,
@@ -80,17 +80,17 @@ pub struct AgentConfig {
     pub announce: bool,
     /// Directory of policy files.
     pub policy_dir: Option<PathBuf>,
-    /// File of the cluster's nodes.
+    /// The cluster's nodes.
     pub cluster_file: Option<PathBuf>,
     /// Directory of the cluster feed's socket; `None` with a file.
     pub cluster_feed: Option<PathBuf>,
     /// Group of that socket.
     pub cluster_feed_group: Option<String>,
-    /// The pools are the pod CIDRs of this node's row; `None`: they are settings.
+    /// This node's row as source of the pools; `None`: pools are settings.
     pub pools_from_cluster: Option<FromCluster>,
-    /// Routes to containers of other nodes.
+    /// Routing to other nodes.
     pub routing: Routing,
-    /// UDP port of the overlay, not 0.
+    /// Overlay's UDP port, not 0.
     pub overlay_port: u16,
     /// VXLAN network identifier, 1 to 2^24 - 1.
     pub overlay_vni: u32,
@@ -110,7 +110,7 @@ pub struct AgentConfig {
     pub proxy_timeout: std::time::Duration,
     /// Envoy to start, if any.
     pub envoy: Option<std::path::PathBuf>,
-    /// First of the [`PROXY_PORTS`] ports, host byte order.
+    /// First of [`PROXY_PORTS`] ports, host byte order.
     pub proxy_port: u16,
     /// Rest of a released address, milliseconds.
     pub ip_rest_ms: u64,
@@ -135,16 +135,16 @@ pub struct AgentConfig {
 /// Pools of a start with `--pools-from-cluster`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FromCluster {
-    /// Their source, in words; empty without pools.
+    /// Source in words; empty without pools.
     pub source: String,
     /// Why pod CIDRs are not used.
     pub problem: Option<String>,
-    /// Pools that were last in use, if the pools are others: replace pools that the start refuses.
+    /// Pools last in use, if others; for a start that refuses the pools.
     pub earlier: Vec<IpNet>,
 }
 
 impl AgentConfig {
-    /// From a parsed command line, environment and file.
+    /// From parsed command line, environment and file.
     ///
     /// # Errors
     /// As [`AgentConfig::load`].
@@ -181,9 +181,6 @@ impl AgentConfig {
     }
 
     /// The pools without leases.
-    ///
-    /// # Errors
-    /// As [`Ipam::new`].
     pub fn ipam(&self) -> Result<Ipam, IpamError> {
         if self.pools.is_empty() {
             return Ok(Ipam::without_pools(self.default_pool.clone()));
@@ -244,7 +241,7 @@ pub struct Directories {
     pub bpffs: PathBuf,
 }
 
-/// The directories of flags and file, without other checks.
+/// Directories from flags and file, otherwise unchecked.
 ///
 /// # Errors
 /// Unreadable file, or a directory that is the root or nameless.

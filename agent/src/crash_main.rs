@@ -1,5 +1,4 @@
-//! `wharf-agent-crash`: the agent with armed crash points, and with objects of the next ABI version from
-//! `WHARF_NEXT_ABI`.
+//! The agent with armed crash points, and with objects of the next ABI version from `WHARF_NEXT_ABI`.
 
 use std::{path::PathBuf, process::ExitCode};
 

@@ -1,4 +1,4 @@
-//! Explain: a report on an endpoint, a container or an address, from memory, store and kernel. Parts that miss their
+//! Explain: a report on an endpoint, container or address, from memory, store and kernel. Parts that miss their
 //! deadline are named and omitted.
 
 mod address;
@@ -46,16 +46,13 @@ use crate::{
     proxy::Look,
 };
 
-/// For kernel, store and deletion queue, each.
+/// Per source: kernel, store, deletion queue.
 pub const DEADLINE: Duration = Duration::from_secs(2);
 const BUILD_PATIENCE: Duration = Duration::from_secs(1);
 const MAX_ERRORS: usize = 8;
 const MAX_LISTED: usize = 16;
 
 /// Explains the subject that `text` names.
-///
-/// # Errors
-/// No known form.
 pub async fn explain(node: &Arc<Node>, text: &str) -> Result<Explanation, SubjectError> {
     let subject = subject::parse(text)?;
     let mut found = subject::find(&node.life.endpoints, &node.life.network.addresses, &subject);
@@ -111,7 +108,7 @@ fn fact(name: &str, value: impl Into<String>) -> Fact {
     Fact { name: name.to_owned(), value: value.into() }
 }
 
-/// The last life, if all have one attachment, or one interface and one sandbox or pod.
+/// Requires one attachment, or one interface and one sandbox or pod.
 fn last_of_one(past: &[PastLife]) -> Option<PastLife> {
     let last = past.first()?;
     let is_same = |p: &&PastLife| {
@@ -143,7 +140,6 @@ async fn deletion_records(queue: &Deletions) -> Result<Vec<Deletion>, Unknown> {
 async fn living(node: &Arc<Node>, handle: &Handle, records: &Result<Vec<Deletion>, Unknown>) -> Explanation {
     let is_looked_at = |v: &View| v.committed && !v.fsm.state.is_terminal() && v.fsm.state != State::Disconnecting;
     let found = if handle.shared.read(is_looked_at) { Some(problems(node, handle).await) } else { None };
-    // A build may have ended meanwhile.
     let (view, entries) = (handle.shared.view(), handle.shared.entries());
     let r = &view.record;
     let now_ms = clock::unix_ms();
@@ -226,7 +222,6 @@ fn with_probes(probes: &health::Health, r: &EndpointRecord, concluded: (Health, 
     }
 }
 
-/// Of a repeated delete, the first attempt's start.
 fn since(view: &View, entries: &Entries) -> u64 {
     if view.fsm.state != State::Disconnecting {
         return view.status.since_unix_ms;
@@ -315,7 +310,7 @@ fn tell(answer: &mut Explanation, entries: &Entries) {
         answer.timeline.iter().rev().filter(|e| e.outcome == LogStatus::Failure).take(MAX_ERRORS).cloned().collect();
 }
 
-/// Within [`DEADLINE`], including the wait for a permit. A query continues without its caller.
+/// Within [`DEADLINE`], including the permit. A query continues without its caller.
 async fn look<T: Send + 'static>(
     node: &Node,
     purpose: Purpose,
@@ -375,7 +370,6 @@ async fn counters(node: &Node, id: EndpointId) -> Result<Vec<MetricRow>, Unknown
     let kernel = Arc::clone(&node.life.kernel);
     match look(node, Purpose::Explanation, async move { kernel.observe_counters(id).await }).await {
         Ok(rows) => Ok(rows.into_iter().map(|c| metric_row(id, c)).collect()),
-        // The maps are gone, or do not exist yet.
         Err(Unknown::Kernel(e)) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
         Err(why) => Err(why),
     }

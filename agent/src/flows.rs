@@ -14,13 +14,13 @@ use crate::node::flows::{Collection, Flows};
 
 /// Controller name.
 pub const CONTROLLER: &str = "flows";
-/// The shortest timeout, of a closed flow.
+/// The shortest timeout: of a closed flow.
 pub const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Collects expired flows, and keeps the usage.
+/// Collects expired flows and keeps the usage.
 ///
 /// # Errors
-/// The kernel refused; the last usage stays.
+/// The last usage stays.
 pub async fn collect(kernel: &dyn Kernel, flows: &Flows) -> Result<(), KernelError> {
     let usage = kernel.collect_flows().await?;
     flows.note(Collection { usage, at_unix_ms: clock::unix_ms() });
@@ -28,9 +28,6 @@ pub async fn collect(kernel: &dyn Kernel, flows: &Flows) -> Result<(), KernelErr
 }
 
 /// At most `limit` matching flows, sorted.
-///
-/// # Errors
-/// Unreadable kernel.
 pub async fn list(kernel: &dyn Kernel, filter: &FlowFilter, limit: usize) -> Result<api::FlowList, KernelError> {
     let mut found = kernel.observe_flows(filter, limit).await?;
     found.flows.sort_unstable();

@@ -2,34 +2,34 @@
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
-//! | api ([`serve`], [`wharf_kit::socket`]) | requests on the unix socket | commands to endpoints, answers |
-//! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, its view |
+//! | api ([`serve`], [`wharf_kit::socket`]) | requests on the unix socket | endpoint commands, answers |
+//! | endpoint ([`endpoint`]), one each | mailbox, build permits | kernel and store changes, view |
 //! | delete, one per request | endpoints | teardown commands, a store transaction |
 //! | kernel call ([`node::jobs`]), one per endpoint id | a step | kernel changes |
 //! | store writer ([`wharf_store`], a thread) | change sets | commits |
 //! | events | the programs' ring buffer | [`monitor`] |
-//! | links ([`endpoint::links`]) | changes of links | regenerations |
-//! | program log, with `--debug-programs` | the programs' log buffer | the log |
-//! | node addresses ([`policy::addresses`]) | the kernel's notifications | rows of policy |
-//! | deletion queue ([`endpoint::deletions`]) | the directory's events, a tick | deletes |
-//! | command reports ([`commands::reports`]) | the directory's events, a tick | counters, the log |
+//! | links ([`endpoint::links`]) | link changes | regenerations |
+//! | program log, with `--debug-programs` | the programs' log buffer | log |
+//! | node addresses ([`policy::addresses`]) | kernel notifications | policy rows |
+//! | deletion queue ([`endpoint::deletions`]) | directory events, a tick | deletes |
+//! | command reports ([`commands::reports`]) | directory events, a tick | counters, log |
 //! | OTLP exporter, with `--otlp-endpoint` | ended CNI commands | spans |
-//! | suppressed log lines ([`telemetry`]) | time | the log |
-//! | stuck steps ([`stuck`]) | time | the log, the monitor |
-//! | refused listeners ([`endpoint::refusals`]) | time, refusals | endpoints' logs |
+//! | suppressed log lines ([`telemetry`]) | time | log |
+//! | stuck steps ([`stuck`]) | time | log, monitor |
+//! | refused listeners ([`endpoint::refusals`]) | time, refusals | endpoint logs |
 //! | cluster feed ([`cluster::feed::server`]), with `--cluster-feed` | producers on `feed.sock` | rows, answers |
-//! | rows of the feed ([`cluster::feed`]) | changed rows | kernel changes, [`policy`] |
-//! | health endpoint ([`health`]) | time, its process, requested rounds | the health endpoint, its view |
-//! | health mesh ([`health::mesh`]), with a cluster | time, the cluster's nodes | probes, their view |
+//! | feed rows ([`cluster::feed`]) | changed rows | kernel changes, [`policy`] |
+//! | health endpoint ([`health`]) | time, its process, requested rounds | endpoint, view |
+//! | health mesh ([`health::mesh`]), with a cluster | time, cluster nodes | probes, view |
 //! | self-check ([`selfcheck`]) | time | test packets, alarms, regenerations |
-//! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, the [`status`] | answers |
-//! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`wharf_kit::pulse`]), the store | systemd |
+//! | admin ([`admin`], a thread and runtime) | requests on `admin.sock`, [`status`] | answers |
+//! | watchdog ([`watchdog`]), on the admin thread | heartbeats ([`wharf_kit::pulse`]), store | systemd |
 //! | heartbeat ([`wharf_kit::pulse`]) | time | the main runtime's heartbeat |
-//! | controllers ([`wharf_kit::controller`]), which `start_controllers` lists | time | kernel, status |
+//! | controllers ([`wharf_kit::controller`]), listed in `start_controllers` | time | kernel, status |
 //!
 //! Order of a stop: no new work, answer requests, end operations, end endpoint tasks, unpin prepared sets, close the
-//! store. Endpoints keep their programs, so traffic continues. A restart in place for other pools begins with the same
-//! stop; then [`process`] executes the program again.
+//! store. Endpoints keep their programs and traffic. A restart in place for other pools stops in the same order; then
+//! [`process`] executes the program again.
 
 pub mod addresses;
 pub mod admin;
@@ -109,18 +109,18 @@ use crate::{
     },
 };
 
-/// Some milliseconds of a busy proxy.
+/// Milliseconds of a busy proxy.
 const RECORDS: usize = 4_096;
 
-/// A minute and more of a busy node.
+/// Over a minute of a busy node.
 const EXPORTS: usize = 1_024;
 
-/// For requests and operations at a stop.
+/// Requests and operations at a stop.
 const GRACE: Duration = Duration::from_secs(15);
-/// Time for the last write of the cluster feed's rows.
+/// Last write of the cluster feed's rows.
 const KEEP: Duration = Duration::from_secs(3);
 
-/// Interval of restoring the node's objects, without which no endpoint can be created or deleted.
+/// Without the node's objects, no endpoint can be created or deleted.
 const NODE_INTERVAL: Duration = Duration::from_secs(10);
 const MASQUERADE: &str = "masquerade";
 const POLICY_INTERVAL: Duration = Duration::from_secs(2);
@@ -176,7 +176,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let (config, ipam) = restore::with_fitting_pools(&opened.snapshot, &dump, config, ipam)?;
     drop(dump);
     cluster::pools::note_attempt(&config, &boot_id);
-    // After all checks: a refused start leaves other versions' endpoints unchanged.
+    // A refused start must leave other versions' endpoints unchanged.
     upgrade::upgrade(&kernel, &config, &opened.snapshot).await?;
     let (socket, node_name) = (config.socket(), config.node_name.clone());
     let identities = Arc::new(LocalIdentities::default());
@@ -189,7 +189,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     let node = Node::new(config, own, opened.store, ipam, Arc::new(Proxies { envoy, dns }), identities, exporter);
     let (life, tasks) = (&node.life, &node.life.tasks);
     life.policy.load().await?;
-    // Until all operations have ended: they wait for it.
+    // They end after all operations, which wait for them.
     tasks.endpoints.spawn(resolver.serve(tasks.halt.clone()));
     let listener = Socket::bind(&socket, node.pulses.api_socket.clone()).await?;
     let feed_listener = match life.network.cluster.feed() {
@@ -235,14 +235,14 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
         }
     };
     health::reserve(life, &node.health).await;
-    // Before the agent serves: deleted endpoints are gone before their containers are added again.
+    // Before serving: deleted endpoints are gone before their containers are added again.
     let drained = deletions::drain(life, queue::Cause::Start).await.map(drop);
     if let Err(why) = &drained {
         tracing::warn!("drain the deletion queue: {why}; it is tried again while the agent runs");
     }
     tasks.controllers.record(deletions::CONTROLLER, drained);
     wharf_crash::point("start/after-drain");
-    // Only pools with which a start has succeeded, and before the controller that changes them.
+    // Only pools of a successful start; before the controller that changes them.
     cluster::pools::keep_at_start(&life.config, &boot_id);
     tasks.operations.spawn(read_events(Arc::clone(life), events));
     tasks.operations.spawn(links::watch(Arc::clone(life), Arc::clone(&kernel)));
@@ -284,7 +284,7 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     Ok(end)
 }
 
-/// Returns only after a panic of the task: without its end, every create would wait.
+/// Returns only after a panic, without which every create would wait.
 async fn panic_of(task: Option<tokio::task::JoinHandle<()>>) -> Box<dyn std::any::Any + Send> {
     if let Some(task) = task
         && let Err(failed) = task.await
@@ -295,7 +295,6 @@ async fn panic_of(task: Option<tokio::task::JoinHandle<()>>) -> Box<dyn std::any
     std::future::pending().await
 }
 
-/// Returns when the agent must restart for other pools.
 async fn other_pools(cluster: &Cluster) {
     match cluster.own_pools() {
         Some(own) => own.restarts().await,
@@ -337,10 +336,10 @@ async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, w
     if let Err(why) = write_timeline(Arc::clone(&node.life)).await {
         tracing::warn!("{why}; what was not written is not told after the next start");
     }
-    // Late, so that a hanging stop can be inspected, but before the store, to which it has a handle.
+    // Late, to inspect a hanging stop; before the store, to which it has a handle.
     admin.stop().await;
     drop(node);
-    // Ends with the last handle, which a late task may have.
+    // A late task may have a handle, which keeps the thread.
     let joined = tokio::time::timeout(GRACE, tokio::task::spawn_blocking(move || writer.join())).await;
     if !matches!(joined, Ok(Ok(Ok(())))) {
         tracing::warn!("the store's thread did not end; what it was asked to write is in the store or not, as a whole");
@@ -348,7 +347,6 @@ async fn stop(node: Arc<Node>, api: tokio::task::JoinHandle<()>, admin: Admin, w
     tracing::info!("stopped; endpoints keep their programs");
 }
 
-/// Served after the first rows of policy.
 struct Started {
     feed_listener: Option<Socket>,
     proxy: Proxy,
@@ -357,12 +355,12 @@ struct Started {
     answers: mpsc::Receiver<proxy::dns::Noted>,
 }
 
-/// With a cluster feed, this runs beside the API, because the rows of many pods take seconds. Meanwhile, the kernel
+/// With a cluster feed, concurrent with the API, because rows of many pods take seconds. The kernel keeps the last
 /// keeps the rows of the last agent.
 async fn start_policy(node: &Arc<Node>, started: Started) {
     let (life, tasks) = (&node.life, &node.life.tasks);
     let Started { feed_listener, proxy, requests, queries, answers } = started;
-    // Before the rows, so that no packet meets a policy without the pods and namespaces of the feed.
+    // First, so that no packet meets a policy without the feed's pods and namespaces.
     if let Some(feed) = life.network.cluster.feed() {
         feed.load_rest().await;
         if let Err(why) = feed.take(&**life).await {
@@ -374,13 +372,12 @@ async fn start_policy(node: &Arc<Node>, started: Started) {
     if let Err(why) = life.policy.start().await {
         tracing::error!("{why}");
     }
-    // After all listeners are known: an Envoy from before drops missing ones.
+    // After all listeners are known: a running Envoy drops missing ones.
     tell(life, requests);
     tell(life, queries);
     let owned = Arc::clone(life);
     tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
     if let Err(why) = start_proxy(&life.config, tasks, proxy) {
-        // Until then, connections with L7 rules are dropped, or pass with `failOpen`.
         tracing::error!("nobody can start an Envoy with this agent's settings until the agent is restarted: {why:#}");
     }
     if let Some(listener) = feed_listener {
@@ -397,7 +394,7 @@ fn start_proxy(config: &AgentConfig, tasks: &Tasks, proxy: Proxy) -> anyhow::Res
     if config.envoy.is_some() {
         proxy.serve_only_supervised();
     }
-    // Until all operations have ended: they wait for Envoy's answers.
+    // It ends after all operations, which wait for Envoy's answers.
     tasks.endpoints.spawn(async move {
         if let Err(error) = served.serve(socket, halt.cancelled_owned()).await {
             tracing::error!(%error, "rules about requests do not change until the agent is restarted");
@@ -407,7 +404,6 @@ fn start_proxy(config: &AgentConfig, tasks: &Tasks, proxy: Proxy) -> anyhow::Res
         let stop = tasks.stop.clone();
         tasks.operations.spawn(async move { process.supervise(&proxy, stop.cancelled_owned()).await });
     } else {
-        // Another program may start Envoy with these files.
         process.prepare()?;
     }
     Ok(())
@@ -510,7 +506,6 @@ fn start_controllers(node: &Arc<Node>, admin: &tokio::runtime::Handle) {
     }
 }
 
-/// With `--cluster-feed`.
 fn serve_feed(node: &Arc<Node>, listener: Socket) {
     let (life, tasks) = (&node.life, &node.life.tasks);
     let Some(feed) = life.network.cluster.feed() else { return };
@@ -582,7 +577,7 @@ async fn follow_addresses(policy: Arc<Policy>, tasks: Tasks, changes: wharf_data
     policy::addresses::follow(&policy, changes, &controllers, &stop).await;
 }
 
-/// All endpoints' `deliver` write to one log buffer; a prepared set gives access, and is returned.
+/// All endpoints' `deliver` write to one log buffer; a prepared set gives access.
 async fn read_program_log(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     let read = async {
         let (set, programs, guard) = prepared::load(&life.endpoints, &life.config).await?;

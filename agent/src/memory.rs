@@ -1,7 +1,7 @@
 //! The allocator, and the limit of the agent's control group.
 //!
-//! The kernel charges endpoints' memory (links, programs, maps) to the agent's control group, and at the limit kills
-//! the agent and its restarts. Creates are refused before that.
+//! The kernel charges endpoints' memory (links, programs, maps) to that group, and at the limit kills the agent and its
+//! restarts. Creates are refused before.
 
 use std::{
     fs, io,
@@ -22,22 +22,21 @@ const LEAST_RESERVE: u64 = 32 << 20;
 const MOST_RESERVE: u64 = 64 << 20;
 /// Version 1 reports the maximum number of pages for no limit.
 const NO_LIMIT: u64 = 1 << 62;
-/// Cache time of "no limit", because the files are slow.
+/// Cache time of "no limit": the files are slow.
 const UNLIMITED: Duration = Duration::from_secs(1);
 /// jemalloc returns freed memory soon (docs/sizing.md).
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
-/// The process's memory and its limits.
+/// Memory limits of the process.
 #[derive(Debug)]
 pub struct Memory {
-    /// The agent's first.
     groups: Vec<Group>,
     endpoint_bytes: u64,
     unlimited: Mutex<Option<Instant>>,
 }
 
-/// Limit of a control group, and the room left in it.
+/// Limit and room of a control group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
     /// Limit, bytes.
@@ -74,7 +73,7 @@ impl Memory {
         Self { groups, endpoint_bytes, unlimited: Mutex::default() }
     }
 
-    /// In the most constrained group; `None` without a limit.
+    /// Room in the most constrained group; `None` without a limit.
     #[must_use]
     pub fn room(&self) -> Option<Room> {
         let of = |(limit, used): (u64, u64)| {
@@ -84,10 +83,7 @@ impl Memory {
         self.groups.iter().filter_map(Group::usage).map(of).min_by_key(|room| room.endpoints)
     }
 
-    /// Checks for another endpoint's memory. A new limit is seen within a second.
-    ///
-    /// # Errors
-    /// The endpoint could get the agent killed.
+    /// Refuses an endpoint that could get the agent killed. Sees a new limit within a second.
     pub fn admit(&self) -> Result<(), NoRoom> {
         if lock(&self.unlimited).is_some_and(|since| since.elapsed() < UNLIMITED) {
             return Ok(());
@@ -107,7 +103,6 @@ fn reserve(limit: u64) -> u64 {
     (limit / 8).clamp(LEAST_RESERVE, MOST_RESERVE)
 }
 
-/// Whole MiB.
 fn least_limit(bytes: u64) -> u64 {
     // An eighth of the limit is a seventh of the rest.
     let limit = bytes.saturating_add((bytes / 7).clamp(LEAST_RESERVE, MOST_RESERVE));
@@ -118,15 +113,12 @@ fn least_limit(bytes: u64) -> u64 {
 /// of freed pages, and before Linux 6.7 small thread stacks.
 ///
 /// # Errors
-/// A filter of system calls refuses it.
+/// A system call filter refuses it.
 pub fn refuse_huge_pages() -> nix::Result<()> {
     nix::sys::prctl::set_thp_disable(true)
 }
 
 /// Restarts the allocator's thread, with the calling thread's capabilities.
-///
-/// # Errors
-/// The thread cannot be created.
 pub fn renew_thread() -> io::Result<()> {
     for mut on in [false, true] {
         let new = (&raw mut on).cast();
@@ -143,9 +135,6 @@ pub fn renew_thread() -> io::Result<()> {
 }
 
 /// Returns freed memory: a start frees more than a third, which must not refuse the first create.
-///
-/// # Errors
-/// The allocator does not know the operation.
 pub fn give_back() -> io::Result<()> {
     // SAFETY: the NUL-terminated name is an operation (jemalloc(3), `arena.<i>.purge`; 4096 is MALLCTL_ARENAS_ALL)
     // without input and output, which requires null pointers.
@@ -183,7 +172,7 @@ impl Group {
         Self { limit: file("memory.limit_in_bytes"), usage: file("memory.usage_in_bytes"), stat: file("memory.stat") }
     }
 
-    /// Limit, and undroppable bytes in use; `None` without a limit.
+    /// Limit and undroppable bytes; `None` without a limit.
     fn usage(&self) -> Option<(u64, u64)> {
         let limit = number(&self.limit).filter(|limit| *limit < NO_LIMIT)?;
         let used = number(&self.usage)?;
@@ -222,7 +211,6 @@ fn groups(cgroup: &str, mountinfo: &str) -> Vec<Group> {
             continue;
         };
         let Ok(inside) = Path::new(path).strip_prefix(root) else { continue };
-        // An empty path would append a slash.
         found.extend(inside.ancestors().map(|at| of(&point.join(at))));
     }
     found
@@ -281,7 +269,6 @@ mod tests {
         let (left, refused) = room(&mib(64).to_string(), mib(57), 0);
         assert_eq!(left, Some(0));
         assert!(refused.expect_err("refused").to_string().contains("57 MiB of memory in use and may have 64 MiB"));
-        // The refusal's limit suffices; a slightly lower one does not.
         for used in [mib(39), mib(221), mib(300), mib(447), mib(600), mib(5_000)] {
             let refused = room(&used.to_string(), used, 0).1.expect_err("refused");
             assert!(room(&refused.least_limit.to_string(), used, 0).1.is_ok(), "{refused}");

@@ -1,4 +1,4 @@
-//! Prometheus metrics: counters, histograms, and gauges computed for each scrape (docs/metrics.md).
+//! Prometheus metrics: counters, histograms, and gauges computed per scrape (docs/metrics.md).
 
 mod commands;
 mod exposition;
@@ -98,7 +98,7 @@ struct Build {
 
 type Real = Gauge<f64, AtomicU64>;
 
-/// Metrics with fixed labels, so that families stay bounded.
+/// Metrics with fixed labels, which bound the families.
 #[derive(Debug)]
 pub struct Metrics {
     phases: Family<Phase, Histogram, fn() -> Histogram>,
@@ -245,7 +245,6 @@ impl Metrics {
         }
         let mut text = String::new();
         if let Err(error) = encode(&mut text, &registry) {
-            // Writing to a String does not fail.
             text.clear();
             writeln!(text, "# encoding failed: {error}").ok();
         }
@@ -398,7 +397,6 @@ fn gauge(registry: &mut Registry, name: &str, help: &str, value: u64) {
     registry.register(name, help, gauge);
 }
 
-/// The encoder adds `_total`.
 fn counter(registry: &mut Registry, name: &str, help: &str, value: u64) {
     let counter: Counter = Counter::default();
     counter.inc_by(value);
@@ -419,7 +417,7 @@ fn pools(registry: &mut Registry, status: &AgentStatus) {
     registry.register("ip_addresses_resting", "Released addresses in quarantine", resting);
 }
 
-/// Sums endpoints' runs, so that labels are few constants.
+/// Sums endpoints' runs, to bound the labels.
 fn controllers(registry: &mut Registry, status: &AgentStatus, runs: &Runs, stale: u64) {
     let unwell = status.controllers_unwell;
     gauge(registry, "controllers_failing", "Controllers whose last run failed or does not end", unwell);

@@ -86,7 +86,7 @@ impl Monitor {
         }
     }
 
-    /// Since start, without those that Envoy counts.
+    /// Since start, without requests that Envoy counts.
     #[must_use]
     pub fn requests(&self) -> Requests {
         self.requests.told()

@@ -1,4 +1,4 @@
-//! Manual page and completions, for packaging: `wharf-agent man DIR`, `wharf-agent completion SHELL`; not in the help.
+//! `wharf-agent man DIR` and `wharf-agent completion SHELL`, for packaging; not in the help.
 
 use std::{
     ffi::OsString,
@@ -37,7 +37,7 @@ const FILES: &[(&str, &str)] = &[
 
 const SERVICE_VARIABLES: &str = "NOTIFY_SOCKET, WATCHDOG_USEC";
 
-/// Writes pages if asked to.
+/// Runs if the arguments name a page.
 pub fn asked(mut arguments: impl Iterator<Item = OsString>) -> Option<ExitCode> {
     let written = match arguments.next()?.to_str()? {
         "man" => man(arguments.next()),
@@ -64,7 +64,6 @@ fn man(directory: Option<OsString>) -> anyhow::Result<()> {
     std::fs::write(&file, page).with_context(|| format!("write {}", file.display()))
 }
 
-/// In the order of man-pages(7).
 fn page() -> io::Result<String> {
     let command = command();
     let man = Man::new(command.clone()).section("8").manual("Wharf").date(DATE);
@@ -102,7 +101,7 @@ fn page() -> io::Result<String> {
     Ok(page.replace("\n.br\n\n.br\n", "\n.sp\n"))
 }
 
-/// Lines below a heading of the help's last part; an empty heading selects the first.
+/// An empty heading selects the first part.
 fn help_section(command: &clap::Command, heading: &str) -> String {
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let (mut found, mut current) = (Vec::new(), "");

@@ -33,14 +33,14 @@ use crate::{
     refused::{BAD_SETTINGS, refuse},
 };
 
-/// SIGTERM or SIGINT has arrived. Tokio reports signals only while its runtime lives.
+/// SIGTERM or SIGINT arrived. Tokio reports signals only while its runtime lives.
 static STOPS: AtomicBool = AtomicBool::new(false);
 
 extern "C" fn note_stop(_: c_int) {
     STOPS.store(true, Ordering::Relaxed);
 }
 
-/// Notes SIGTERM and SIGINT until the end of the process. Before tokio's handlers, which call the earlier ones.
+/// Records SIGTERM and SIGINT until the process ends. Before tokio's handlers, which call earlier ones.
 pub(crate) fn note_signals() -> nix::Result<()> {
     let action = SigAction::new(SigHandler::Handler(note_stop), SaFlags::SA_RESTART, SigSet::empty());
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
@@ -50,7 +50,7 @@ pub(crate) fn note_signals() -> nix::Result<()> {
     Ok(())
 }
 
-/// Whether SIGTERM or SIGINT has arrived since [`note_signals`].
+/// SIGTERM or SIGINT arrived since [`note_signals`].
 pub(crate) fn stops() -> bool {
     STOPS.load(Ordering::Relaxed)
 }
@@ -58,7 +58,7 @@ pub(crate) fn stops() -> bool {
 /// Runs the process.
 #[must_use]
 pub fn main() -> ExitCode {
-    // Started only by the agent, so not in the help.
+    // Only the agent starts these, so they are not in the help.
     match std::env::args_os().nth(1) {
         Some(mode) if mode == health::server::MODE => return health::server::main(),
         Some(mode) if mode == wharf_store::check::MODE => return wharf_store::check::main(),
@@ -98,7 +98,6 @@ struct Settings {
 }
 
 impl Settings {
-    /// Does not check the node. Prints errors; returns the exit status.
     fn of_process() -> Result<Self, ExitCode> {
         let arguments: Vec<OsString> = std::env::args_os().collect();
         let matches = config::parse(&arguments).map_err(|error| refuse(&error))?;
@@ -130,7 +129,6 @@ fn show(config: &AgentConfig) -> anyhow::Result<ExitCode> {
     Ok(if problems.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(BAD_SETTINGS) })
 }
 
-/// Obstacles to a start, and checks that this user cannot make.
 fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     let (mut problems, mut remarks) = (Vec::new(), Vec::new());
     if let Some(Err(error)) = config.policy_dir.as_deref().map(policy::check_directory) {
@@ -153,7 +151,6 @@ fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     if config.delegate.is_none()
         && let Err(error) = pools::check(config)
     {
-        // A start without pools waits for others in this node's row.
         let list = if from_cluster.is_some() { &mut remarks } else { &mut problems };
         list.push(format!("{error:#}"));
     }
@@ -171,7 +168,7 @@ fn allow_all_files() -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, most, most)
 }
 
-/// Pools of this node's row that overlap a network of the node are refused, not the start: the row may change. The
+/// Overlapping pools of this node's row are refused, not the start: the row may change. The pools last in use replace
 /// pools that were last in use replace them.
 fn check_pools(config: &mut AgentConfig, ipam: &mut Ipam) -> anyhow::Result<()> {
     while let Err(why) = pools::check(config) {
@@ -183,12 +180,12 @@ fn check_pools(config: &mut AgentConfig, ipam: &mut Ipam) -> anyhow::Result<()> 
     Ok(())
 }
 
-/// Executes the program of this process again, with the same arguments and environment: the process keeps its id. With
-/// `no_new_privs`, exec as root leaves exactly this thread's capabilities. All files are close-on-exec, so the locks of
-/// [`crate::turn`] are free. Returns only after a signal, which takes precedence, or if exec fails.
+/// Executes this program again with the same arguments, environment and process id. With `no_new_privs`, exec as root
+/// leaves exactly this thread's capabilities. Files are close-on-exec, which frees the locks of [`crate::turn`].
+/// Returns only if exec fails, or after a signal.
 fn execute_again() -> anyhow::Result<ExitCode> {
     const SELF: &str = "/proc/self/exe";
-    // By its name if that is still its file: the name of the process is the file's.
+    // By file name if it still exists: it names the process.
     let name = std::fs::read_link(SELF).ok().filter(|path| path.exists());
     let mut arguments = std::env::args_os();
     let mut command = Command::new(name.as_deref().unwrap_or(Path::new(SELF)));
@@ -205,7 +202,7 @@ fn execute_again() -> anyhow::Result<ExitCode> {
 fn run(mut config: AgentConfig, mut ipam: Ipam) -> anyhow::Result<End> {
     keep_others_from_writing();
     allow_all_files().context("raise the limit of open files")?;
-    // Per thread: before the first, and with the allocator's recreated.
+    // Capabilities are per thread: before the first other thread, and the allocator's is recreated.
     let lacks = match config.delegate {
         Some(_) => capabilities::keep_delegated()?,
         None => capabilities::keep_needed()?,
@@ -238,7 +235,6 @@ fn run(mut config: AgentConfig, mut ipam: Ipam) -> anyhow::Result<End> {
         Some(service) => runtime.block_on(delegate::agent(config, &service, log)).map(|()| End::Stopped),
         None => runtime.block_on(agent(config, ipam, log)),
     };
-    // A kernel call may hang.
     runtime.shutdown_timeout(Duration::from_secs(5));
     result
 }

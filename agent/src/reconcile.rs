@@ -20,16 +20,12 @@ use crate::{
 /// State between rounds.
 #[derive(Debug, Default)]
 pub struct Reconcile {
-    /// Repaired if the next round reports them again.
     last: BTreeSet<Key>,
     logged: BTreeSet<Problem>,
 }
 
 impl Reconcile {
-    /// Runs a round. `told`: the status's findings.
-    ///
-    /// # Errors
-    /// Unreadable kernel or store.
+    /// Runs a round. `told`: findings of the status.
     pub async fn run(&mut self, life: &Arc<Lifecycle>, told: &Mutex<Option<Left>>) -> Result<(), AuditError> {
         let kept =
             life.endpoints.leftovers.orphans.ids().into_iter().chain(life.endpoints.leftovers.out_of_service.ids());
@@ -61,7 +57,6 @@ impl Reconcile {
             None if self.logged.contains(problem) => {}
             None => {
                 tracing::info!(object, subject, owner, "leak audit: {problem}; remedy: {}", problem.remedy());
-                // For `wharf explain`.
                 if let (Mender::Container { .. }, Problem::Endpoint(id, _)) = (problem.mender(), problem)
                     && let Some(handle) = registry.get(*id)
                 {

@@ -44,16 +44,16 @@ const DELETE_FIRST: &str = "start with the pools of before, or delete the endpoi
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("start with these pools: {why}; {remedy}")]
 pub struct Unfit {
-    /// The endpoint, its address and the cause.
+    /// Endpoint, address and cause.
     pub why: String,
     remedy: &'static str,
 }
 
-/// The pools of a start that fit its endpoints: with `--pools-from-cluster`, the pools that were last in use replace
-/// others that do not fit, and the node keeps the gateways of its endpoints.
+/// Pools that fit the start's endpoints. With `--pools-from-cluster`, the pools last in use replace unfit ones, and the
+/// node keeps its endpoints' gateways.
 ///
 /// # Errors
-/// [`Unfit`] without such pools; the pools conflict.
+/// [`Unfit`], or conflicting pools.
 pub fn with_fitting_pools(
     snapshot: &Snapshot,
     dump: &KernelDump,
@@ -66,7 +66,7 @@ pub fn with_fitting_pools(
             keep_gateways(snapshot, &mut ipam);
         }
         let Err(unfit) = fits(snapshot, dump, &ipam) else { return Ok((config, ipam)) };
-        // Networks of the node that overlap the earlier pools do not matter: their addresses are withheld.
+        // Overlaps of the earlier pools with the node's networks are acceptable: their addresses are withheld.
         if !cluster::pools::fall_back(&mut config, &unfit.why) {
             return Err(unfit.into());
         }
@@ -74,10 +74,7 @@ pub fn with_fitting_pools(
     }
 }
 
-/// Refuses settings that would cut off living endpoints.
-///
-/// # Errors
-/// Addresses that no longer fit, and the remedy.
+/// Refuses settings that would cut off living endpoints, with the remedy.
 pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> Result<(), Unfit> {
     let pools = ipam.cidrs();
     // In a pool of an earlier agent of this boot; others are another IPAM's.
@@ -130,15 +127,14 @@ pub fn fits(snapshot: &Snapshot, dump: &KernelDump, ipam: &Ipam) -> Result<(), U
     Err(Unfit { why, remedy })
 }
 
-/// Gateways that are addresses of the node; another IPAM's are not.
+/// Gateways that are the node's addresses; another IPAM's are not.
 fn own_gateways(record: &EndpointRecord) -> impl Iterator<Item = IpAddr> + use<> {
     let (v4, v6) = if record.ip_owner == IpOwner::External { (None, None) } else { (record.gateway4, record.gateway6) };
     v4.map(IpAddr::V4).into_iter().chain(v6.map(IpAddr::V6))
 }
 
-/// With `--pools-from-cluster`, the pools change while containers run: the node keeps the gateways of its endpoints.
+/// With `--pools-from-cluster`, keeps the gateways of the node's endpoints.
 pub fn keep_gateways(snapshot: &Snapshot, ipam: &mut Ipam) {
-    // The health endpoint gets another address.
     let kept = snapshot.endpoints.iter().filter(|record| !health::is_reserved(&record.attachment));
     for gateway in kept.flat_map(own_gateways) {
         if !ipam.is_router(gateway) {
@@ -149,9 +145,6 @@ pub fn keep_gateways(snapshot: &Snapshot, ipam: &mut Ipam) {
 }
 
 /// With IPv6 off, keeps the default pool's IPv6 CIDR for restored endpoints.
-///
-/// # Errors
-/// The pools conflict.
 pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) -> anyhow::Result<(AgentConfig, Ipam)> {
     let Some(why) = config.ipv6_off else { return Ok((config, ipam)) };
     let Some(record) = snapshot.endpoints.iter().find(|r| r.ipv6.is_some() && r.ip_owner != IpOwner::External) else {
@@ -170,14 +163,10 @@ pub fn with_ipv6_of(snapshot: &Snapshot, mut config: AgentConfig, ipam: Ipam) ->
 
 /// Restores the store's endpoints. Failures are counted, logged and left to the audit: one endpoint must not stop the
 /// agent. With `lost`, kernel objects stay (see [`orphan`]).
-///
-/// # Errors
-/// Unreadable kernel.
 pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> anyhow::Result<()> {
     let dump = life.kernel.dump().await?;
     life.store.skip_epochs(last_epoch(&dump));
     wharf_crash::point("restore/after-dump");
-    // Not in the dump.
     let of_plugins = snapshot.endpoints.iter().filter(|r| !r.link_owner.is_wharf());
     let of_plugins: Vec<LinkRef> = of_plugins.map(LinkRef::of).collect();
     let gone = match of_plugins.is_empty() {
@@ -240,7 +229,6 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
             changes.push(Change::RemoveRestoreFailure(task.handle().id));
         }
     }
-    // The delete may crash the agent.
     changes.extend(dead.iter().map(|(_, handle, _)| failure(handle.id, &failed_before, "the agent ended over it")));
     if let Err(error) = life.store.commit(changes).await {
         tracing::warn!("restore: {error}; what it tells is in force all the same");
@@ -258,7 +246,7 @@ pub async fn restore(life: &Arc<Lifecycle>, snapshot: Snapshot, lost: bool) -> a
     wharf_crash::point("restore/after-undo");
     clean_up(life, dead, &failed_before).await;
     wharf_crash::point("restore/after-clean-up");
-    // All endpoints before any rebuild: rows of missing ones would be removed.
+    // All endpoints before any rebuild, which would remove rows of missing ones.
     let records = life.endpoints.registry.list();
     let records = records.iter().map(|handle| handle.shared.read(|v| v.record.clone()));
     life.policy.begin(records, unrecorded).await;
@@ -320,7 +308,7 @@ fn claim_addresses(
     unclaimed
 }
 
-/// Takes unreadable records out of service: in memory at once, in the store at the last allowed failure.
+/// In memory at once, in the store at the last allowed failure.
 fn unreadable(
     registry: &Registry,
     snapshot: &Snapshot,
@@ -334,7 +322,6 @@ fn unreadable(
             tracing::error!("restore: the record filed under {key} has no valid id: {why}");
             continue;
         };
-        // Its endpoint may run.
         registry.claim_id(id);
         tracing::error!(endpoint = id.get(), "restore: {why}");
         let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()));
@@ -360,7 +347,7 @@ fn failure(id: EndpointId, before: &HashMap<EndpointId, u32>, why: &str) -> Chan
     Change::PutRestoreFailure(id, RestoreFailure { times, why: why.to_owned() })
 }
 
-/// After failures at several starts in a row, an endpoint goes out of service.
+/// After consecutive failed starts, an endpoint goes out of service.
 async fn clean_up(
     life: &Arc<Lifecycle>,
     dead: Vec<(EndpointTask, Handle, DeleteOptions)>,
@@ -430,7 +417,7 @@ fn last_epoch(dump: &KernelDump) -> Epoch {
     Epoch(links.chain(dump.endpoint_rows.iter().map(|r| r.epoch.0)).filter(|e| *e < BEYOND).max().unwrap_or(0))
 }
 
-/// The flag: its identity is new. `None`: records conflict.
+/// The flag: its identity is new. `None`: conflicting records.
 async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(EndpointTask, Handle, bool)> {
     let (id, epoch) = (record.id, record.epoch);
     if !life.endpoints.registry.claim_id(id) {
@@ -460,7 +447,7 @@ async fn insert(life: &Arc<Lifecycle>, mut record: EndpointRecord) -> Option<(En
     Some((EndpointTask::new(Arc::clone(life), &handle, mailbox, false), handle, renumbered))
 }
 
-/// Removes only objects with the epoch, because the id may be reused.
+/// By epoch: the id may be reused.
 async fn undo_create(
     life: &Arc<Lifecycle>,
     id: EndpointId,
@@ -491,16 +478,13 @@ async fn undo_create(
     }
 }
 
-/// Prepared program sets, rows of interrupted creates.
+/// Prepared program sets, and rows of interrupted creates.
 async fn remove_unexplained(life: &Arc<Lifecycle>, rebuilding: &[EndpointId]) {
-    // Repaired by the rebuild.
     let mut guards: Vec<_> = rebuilding.iter().map(|id| life.endpoints.jobs.working_on(*id)).collect();
-    // Containers may run.
     let kept = life.endpoints.leftovers.orphans.ids().into_iter().chain(life.endpoints.leftovers.out_of_service.ids());
     guards.extend(kept.map(|id| life.endpoints.jobs.working_on(id)));
     match audit::audit(life, &Mutex::default(), true).await {
         Ok(report) => {
-            // The audit logs repairs.
             for f in report.findings.into_iter().filter(|f| f.repair.as_deref() != Some("mended")) {
                 let repair = f.repair.unwrap_or_else(|| "left alone".into());
                 tracing::info!(object = f.object, subject = f.subject, "restore: {}: {repair}", f.problem);

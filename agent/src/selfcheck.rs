@@ -35,7 +35,6 @@ use crate::{
 /// Controller name.
 pub const CONTROLLER: &str = "endpoint-selfcheck";
 const GATHER: Duration = Duration::from_millis(500);
-/// Runs until two in a row agree.
 const LOOKS: usize = 4;
 const PEERS: usize = 16;
 /// A batch normally takes a millisecond.
@@ -67,7 +66,7 @@ pub async fn watch(life: Arc<Lifecycle>, results: Arc<SelfChecks>) {
         let handles = life.endpoints.registry.list();
         results.keep(&handles.iter().map(|h| (h.id, h.epoch)).collect());
         life.telemetry.metrics.self_checks_failing(results.failing());
-        // One pause more separates the rounds.
+        // One more pause separates the rounds.
         let pause = (interval / u32::try_from(handles.len() + 1).unwrap_or(u32::MAX)).max(PACE);
         // Batched: wake-ups cost more than checks.
         let together = usize::try_from(GATHER.as_millis() / pause.as_millis().max(1)).unwrap_or(1).max(1);
@@ -109,7 +108,6 @@ struct Question {
     view: View,
     peer: Option<(Handle, View)>,
     cases: Arc<[Case]>,
-    /// [`Probes::stamp`] of the policy cases.
     rules: u64,
 }
 
@@ -148,9 +146,6 @@ impl<'a> Checker<'a> {
     }
 
     /// Checks an endpoint, and raises or ends its alarm.
-    ///
-    /// # Errors
-    /// Unreadable kernel; no finding.
     pub async fn visit(&self, handle: &Handle) -> Result<(), CheckError> {
         let Some(found) = self.check(handle, Lane::Background).await? else { return Ok(()) };
         if self.note(handle, &found) {
@@ -160,7 +155,6 @@ impl<'a> Checker<'a> {
         if let Err(why) = self.policy.put_right().await {
             tracing::warn!(endpoint = handle.id.get(), "self-check: write the rules of policy again: {why}");
         }
-        // Ends the alarm before the next round.
         if self.mend(handle).await
             && let Some(found) = self.check(handle, Lane::Background).await?
         {
@@ -212,7 +206,6 @@ impl<'a> Checker<'a> {
         desired_config(self.config, &self.telemetry.trace_all, &view.record, view.trace)
     }
 
-    /// The caller holds the turn.
     async fn put(&self, questions: &[Question]) -> Result<Vec<Answer>, CheckError> {
         let checks: Vec<_> = questions.iter().map(|q| (q.handle.id, Arc::clone(&q.cases))).collect();
         let ids = || questions.iter().map(|q| q.handle.id.to_string()).collect::<Vec<_>>().join(", ");
@@ -233,7 +226,6 @@ impl<'a> Checker<'a> {
         }
     }
 
-    /// `None` if the endpoint changed meanwhile.
     async fn judge(&self, asked: Question, answer: Answer, lane: Lane) -> Result<Option<Vec<Judged>>, CheckError> {
         let Question { handle, view, peer, cases, rules } = asked;
         if !self.unchanged(&handle, &view) || self.policy.stamp().await != rules {
@@ -256,7 +248,7 @@ impl<'a> Checker<'a> {
         Ok(Some(judged.into_iter().filter(|(kind, _)| counts || *kind != Kind::ToPeer).map(|(_, j)| j).collect()))
     }
 
-    /// Whether the peer passes its own cases: otherwise the peer may cause the mismatch.
+    /// Whether the peer passes its own cases; otherwise it may cause the mismatch.
     async fn is_well(&self, handle: Handle, view: View, lane: Lane) -> bool {
         let alone = Question {
             cases: cases(&view.record, &self.desired(&view), None).into(),
@@ -284,7 +276,6 @@ impl<'a> Checker<'a> {
             && self.endpoints.registry.get(handle.id).is_some_and(|now| now.epoch == handle.epoch)
     }
 
-    /// Next settled endpoint by id, within [`PEERS`].
     fn peer_of(&self, id: EndpointId) -> Option<(Handle, View)> {
         let mut at = id;
         for _ in 0..PEERS {
@@ -394,7 +385,7 @@ fn words(found: &[Judged]) -> String {
     format!("{}{more}", first.unwrap_or_default())
 }
 
-/// Why the node itself fails: more than half of the checked endpoints, and at least two, have an alarm.
+/// Why the node fails: more than half of the checked endpoints, and at least two, have an alarm.
 #[must_use]
 pub fn of_node(results: &SelfChecks) -> Option<String> {
     let (failing, checked, _) = results.summary();

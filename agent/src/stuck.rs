@@ -37,7 +37,6 @@ pub fn stuck(registry: &Registry, jobs: &Jobs, proxy_timeout: Duration) -> Vec<S
             }
         });
     }
-    // Calls outlive their step.
     for (id, job) in jobs.running() {
         let for_ms = u64::try_from(job.since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let (endpoint, bound_ms) = (id.get(), bound_ms(proxy_timeout, job.step));

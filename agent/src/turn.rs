@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, bail};
 
-/// One inode per network namespace, which only its administrator may open. Only locked.
+/// One inode per network namespace; only its administrator may open it.
 const NAMESPACE: &str = "/proc/sys/net/ipv4/tcp_fastopen_key";
 
 /// Other users may be able to open the state directory.
@@ -23,9 +23,6 @@ pub struct Turn {
 
 impl Turn {
     /// Locks this thread's network namespace: a second agent would remove the first one's objects.
-    ///
-    /// # Errors
-    /// Locked, or not administrable.
     pub fn take() -> anyhow::Result<Self> {
         let file = File::open(NAMESPACE).with_context(|| {
             format!("open {NAMESPACE} (the agent needs root and a /proc of its own network namespace)")
@@ -48,9 +45,6 @@ impl Turn {
     }
 
     /// Also locks a state directory: two agents would overwrite each other's files.
-    ///
-    /// # Errors
-    /// Locked, or not writable.
     pub fn and_state(mut self, directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join(STATE_LOCK);
         let file = OpenOptions::new()

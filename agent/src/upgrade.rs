@@ -17,7 +17,7 @@ use crate::{config::AgentConfig, endpoint::build};
 const MORE_TIME: Duration = Duration::from_secs(60);
 const ASKED_EVERY: Duration = Duration::from_secs(5);
 
-/// Called after each endpoint, because ten thousand exceed the timeout (sd_notify(3), EXTEND_TIMEOUT_USEC=).
+/// Called after each endpoint: ten thousand exceed the timeout (sd_notify(3), EXTEND_TIMEOUT_USEC=).
 fn more_time() -> impl Fn() + Send {
     let asked = std::cell::Cell::new(None::<Instant>);
     let usec = u32::try_from(MORE_TIME.as_micros()).unwrap_or(u32::MAX);
@@ -32,7 +32,7 @@ fn more_time() -> impl Fn() + Send {
 /// Takes over endpoints of other ABI versions.
 ///
 /// # Errors
-/// An endpoint cannot be taken over; the previous programs are in force. Has the remedy.
+/// With the remedy; the previous programs are in force.
 pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snapshot) -> anyhow::Result<()> {
     let others = kernel.other_versions().await?;
     if others.is_empty() {
@@ -46,7 +46,6 @@ pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snap
     let plan = plan_upgrade(&others, snapshot, &links, &gone.into_iter().collect());
     let takeover = |record: EndpointRecord| Takeover {
         programs: ProgramSpec { keep: true, ..build::desired_programs(config, &record) },
-        // Tracing is not carried over.
         config: build::config_of(config, &record, false),
         record,
     };

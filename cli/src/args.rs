@@ -314,7 +314,7 @@ Examples:
     },
 }
 
-/// Commands for completion scripts and packages. They are a command line apart: a hidden command of [`Cli`] would be
+/// Commands for completion scripts and packages. Separate from [`Cli`], because clap's completion scripts would offer
 /// offered by the completion scripts, which clap makes of all commands.
 #[derive(Debug, Parser)]
 #[command(name = "wharf")]
@@ -326,7 +326,6 @@ pub(crate) struct Internal {
 }
 
 impl Internal {
-    /// Whether the first argument is an internal command.
     pub(crate) fn is_named_by(arguments: &[OsString]) -> bool {
         let first = arguments.get(1);
         Self::command().get_subcommands().any(|sub| first.is_some_and(|word| word == sub.get_name()))
@@ -351,7 +350,7 @@ pub(crate) enum InternalCommand {
 }
 
 impl Command {
-    /// Whether the command runs until it is interrupted.
+    /// Whether the command runs until interrupted.
     pub(crate) fn watches(&self) -> bool {
         let follow = match self {
             Self::Status(args) => args.follow,

@@ -1,5 +1,4 @@
-//! Runs each command: sends a request to the agent and renders the answer. `policy validate` and `policy import` read
-//! files; `sandbox` does not use the agent.
+//! Commands: send requests to the agent and render answers.
 
 mod audit;
 mod bpf;
@@ -35,12 +34,12 @@ use crate::{
     render::{self, port::Port},
 };
 
-/// Covers a build, a repair, or a delete that waits for the proxy.
+/// Allows for a build, a repair, or a delete that waits for the proxy.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// For probes, a slower agent is unhealthy.
+/// Probes treat slower agents as unhealthy.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A command that runs longer reports its current wait.
+/// Delay before reporting the current wait.
 const QUIET: Duration = Duration::from_secs(2);
 
 struct Context {
@@ -54,9 +53,9 @@ impl Context {
     }
 }
 
-/// Reports the current wait on standard error after `QUIET`.
+/// Reports the wait on standard error after [`QUIET`].
 pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
-    // Without a time limit, or with their own reports.
+    // Commands without a time limit or with own reports.
     let is_long = match &cli.command {
         Command::Status(_) | Command::Monitor(_) | Command::Debuginfo(_) | Command::Bpf(_) | Command::Sandbox(_) => {
             true
@@ -77,7 +76,6 @@ pub(crate) async fn run(cli: Cli) -> Result<Exit, CliError> {
     work.await
 }
 
-/// Commands for scripts and packages.
 pub(crate) async fn internal(Internal { global, command }: Internal) -> Result<Exit, CliError> {
     match command {
         InternalCommand::Candidates { words } => {
@@ -88,7 +86,6 @@ pub(crate) async fn internal(Internal { global, command }: Internal) -> Result<E
     }
 }
 
-/// Endpoints whose ports are shown.
 struct Published(Vec<Endpoint>);
 
 impl Published {

@@ -10,16 +10,16 @@ use wharf_sandbox::SandboxError;
 
 use crate::{args::BadLabel, render::text::safe};
 
-/// Scripts depend on the numbers; they must not change.
+/// Stable numbers for scripts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Exit {
     Ok,
-    /// The subject is unhealthy or not found, or the request was refused.
+    /// Unhealthy or unknown subject, or refused request.
     Unwell,
-    /// For `status`, also: the agent is down.
+    /// For `status`, also an agent that is down.
     Unreachable,
     Usage,
-    /// Status of the command of `sandbox run`, or why it did not run.
+    /// Status of `sandbox run`'s command, or why it did not run.
     Command(u8),
 }
 
@@ -51,7 +51,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// Printed as `wharf: MESSAGE`, with the hint on a second line.
+/// `wharf: MESSAGE`, with the hint on a second line.
 #[derive(Debug)]
 pub(crate) struct CliError {
     pub(crate) exit: Exit,
@@ -65,7 +65,7 @@ impl CliError {
         Self { exit: Exit::Unwell, message: message.into(), hint: None }
     }
 
-    /// Found after parsing.
+    /// A usage error after parsing.
     pub(crate) fn usage(message: impl Into<String>) -> Self {
         Self { exit: Exit::Usage, message: message.into(), hint: None }
     }
@@ -75,7 +75,7 @@ impl CliError {
         self
     }
 
-    /// A closed pipe (`wharf ... | head`) is a silent success.
+    /// A closed pipe (`wharf ... | head`) succeeds silently.
     pub(crate) fn output(error: &io::Error) -> Self {
         if error.kind() == io::ErrorKind::BrokenPipe {
             Self { exit: Exit::Ok, message: String::new(), hint: None }
@@ -115,12 +115,11 @@ impl From<ClientError> for CliError {
     fn from(error: ClientError) -> Self {
         let exit = match error.code() {
             _ if error.is_unreachable() => Exit::Unreachable,
-            // The agent parses labels and filters.
             Some(ErrorCode::InvalidRequest) => Exit::Usage,
             _ => Exit::Unwell,
         };
         match error {
-            // The agent's message names the operation.
+            // The message names the operation.
             ClientError::Api { error, .. } => Self { exit, message: error.message, hint: error.hint },
             ClientError::Connect { ref socket, .. } if error.is_no_permission() => {
                 Self { exit, hint: Some(permission_hint(group_of(socket).as_deref())), message: error.to_string() }
@@ -135,7 +134,7 @@ impl From<ClientError> for CliError {
     }
 }
 
-/// Name of the socket's group, or its number.
+/// Name or number of the socket's group.
 fn group_of(socket: &Path) -> Option<String> {
     let number = fs::metadata(socket).ok()?.gid().to_string();
     let groups = fs::read("/etc/group").unwrap_or_default();
@@ -148,7 +147,6 @@ fn group_of(socket: &Path) -> Option<String> {
     Some(groups.lines().find_map(named).unwrap_or(number))
 }
 
-/// `group`: the group of the socket, if visible.
 fn permission_hint(group: Option<&str>) -> String {
     match group {
         Some("root") => {

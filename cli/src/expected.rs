@@ -1,4 +1,4 @@
-//! The kind of value expected at the cursor, from clap's command tree.
+//! The value kind at the cursor, from clap's command tree.
 
 use std::any::TypeId;
 
@@ -10,7 +10,7 @@ use crate::{
     target::Target,
 };
 
-/// Candidates are objects of the node.
+/// Kinds of completed values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expected {
     Endpoint,
@@ -19,7 +19,7 @@ pub(crate) enum Expected {
     /// `[NAMESPACE/]NAME`.
     QualifiedPolicyName,
     Namespace,
-    /// Not known to the agent.
+    /// Unknown to the agent.
     Sandbox,
     Map,
     SettingName,
@@ -44,11 +44,11 @@ impl Expected {
     }
 }
 
-/// `words` follow the program name up to the cursor; the last one may be incomplete.
+/// `words` follow the program name; the last one may be incomplete.
 pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
     let (current, before) = words.split_last()?;
     let (mut command, mut position, mut only_values) = (root, 0, false);
-    // The option whose value comes next.
+    // Option that needs a value.
     let mut open: Option<&Arg> = None;
     for word in before {
         if open.take().is_some() {
@@ -73,20 +73,20 @@ pub(crate) fn expected(root: &Command, words: &[String]) -> Option<Expected> {
         return None;
     }
     let positionals: Vec<&Arg> = command.get_positionals().collect();
-    // The last positional may take several values.
+    // May take several values.
     let last = positionals.last().filter(|a| matches!(a.get_action(), ArgAction::Append));
     // `create` takes a new name.
     Expected::of(positionals.get(position).or(last)?).filter(|_| command.get_name() != "create")
 }
 
-/// `None` for an option without a value.
+/// `None` for a flag.
 fn find_option<'a>(root: &'a Command, command: &'a Command, word: &str) -> Option<&'a Arg> {
     let name = word.split('=').next().unwrap_or(word);
     let is_named = |a: &&Arg| match name.strip_prefix("--") {
         Some(long) => a.get_long() == Some(long),
         None => name.strip_prefix('-').is_some_and(|s| a.get_short().is_some_and(|c| s.chars().eq([c]))),
     };
-    // Global options are defined on the root command.
+    // Global options are on the root command.
     let option = command.get_arguments().chain(root.get_arguments()).find(is_named)?;
     option.get_action().takes_values().then_some(option)
 }

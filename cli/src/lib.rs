@@ -1,7 +1,7 @@
-//! `wharf`: the operator's CLI of a Wharf node.
+//! `wharf`: CLI of a Wharf node.
 //!
 //! `args` parses arguments, `commands` sends requests to the agent, `render` turns answers into text. `debuginfo`,
-//! `policy validate`, `policy import` and `candidates` also read files; `sandbox` does not use the agent.
+//! `policy validate`, `policy import` and `candidates` also read files; `sandbox` works without the agent.
 #![forbid(unsafe_code)]
 
 mod args;
@@ -37,7 +37,7 @@ pub fn main() -> ExitCode {
         Cli::try_parse_from(arguments).map(|cli| run(commands::run(cli)))
     };
     exit.unwrap_or_else(|error| {
-        // Help and version are answers. The write fails on a closed output.
+        // Help and version; fails on a closed output.
         let _ = error.print();
         if error.use_stderr() { Exit::Usage } else { Exit::Ok }
     })
@@ -54,7 +54,6 @@ fn run(command: impl Future<Output = Result<Exit, CliError>>) -> Exit {
         Ok(exit) => exit,
         Err(error) => {
             if !error.is_silent() {
-                // Standard error may be closed.
                 let _ = writeln!(io::stderr(), "{error}");
             }
             error.exit

@@ -1,4 +1,4 @@
-//! `wharf`, the operator's CLI.
+//! `wharf`, the CLI.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

@@ -2,19 +2,19 @@
 
 use wharf_api::Endpoint;
 
-/// Of a container that is not a pod.
+/// Label of containers without a pod.
 const NAMESPACE_LABEL: &str = "k8s:io.kubernetes.pod.namespace=";
-/// Of an endpoint or a document without a namespace.
+/// Namespace of endpoints and documents without one.
 pub(crate) const DEFAULT_NAMESPACE: &str = "default";
 const HEALTH_LABEL: &str = "reserved:health";
 
-/// As policies see it.
+/// As in policies.
 pub(crate) fn namespace_of(e: &Endpoint) -> &str {
     let by_label = || e.labels.iter().filter_map(|l| l.strip_prefix(NAMESPACE_LABEL)).find(|name| !name.is_empty());
     e.pod_namespace.as_deref().or_else(by_label).unwrap_or(DEFAULT_NAMESPACE)
 }
 
-/// Not a container.
+/// A health endpoint, not a container.
 pub(crate) fn is_health(e: &Endpoint) -> bool {
     e.labels.iter().any(|l| l.trim_end_matches('=') == HEALTH_LABEL)
 }

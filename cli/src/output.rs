@@ -17,7 +17,7 @@ use crate::{
 };
 
 const DEFAULT_WIDTH: u16 = 100;
-/// Below it, columns would be one letter wide.
+/// Narrower columns would have one letter.
 const MIN_WIDTH: u16 = 60;
 
 /// ECMA-48: CUP, ED.
@@ -37,7 +37,7 @@ impl Output {
         let color = match color {
             ColorWhen::Always => true,
             ColorWhen::Never => false,
-            // https://no-color.org: set and not empty means no colour.
+            // https://no-color.org: an empty value has no effect.
             ColorWhen::Auto => {
                 let dumb = std::env::var_os("TERM").is_some_and(|v| v == "dumb");
                 terminal && !dumb && std::env::var_os("NO_COLOR").is_none_or(|v| v.is_empty())
@@ -60,7 +60,7 @@ impl Output {
         Style { width: self.width, color: self.color, now_unix_ms: u64::try_from(now.as_millis()).unwrap_or(u64::MAX) }
     }
 
-    /// `table` renders `value` for people.
+    /// `table` renders `value` as a table.
     pub(crate) fn emit<T: Serialize>(&self, value: &T, table: impl FnOnce(&Style) -> String) -> Result<(), CliError> {
         let written = match self.format {
             Format::Table | Format::Wide => write_text(&table(&self.style())),
@@ -68,13 +68,13 @@ impl Output {
             Format::Yaml => write_text(&to_yaml(value)?),
         };
         match written {
-            // A closed pipe does not change the exit status.
+            // A closed pipe keeps the exit status.
             Err(error) if error.is_silent() => Ok(()),
             other => other,
         }
     }
 
-    /// One object of a stream: a line, or a YAML document.
+    /// One object of a stream: a line or YAML document.
     pub(crate) fn emit_line<T: Serialize>(
         &self,
         value: &T,
@@ -83,7 +83,7 @@ impl Output {
         write_text(&self.line(value, |style| line(style) + "\n")?)
     }
 
-    /// As [`Self::emit_line`], but returned.
+    /// The text of [`Self::emit_line`].
     pub(crate) fn line<T: Serialize>(
         &self,
         value: &T,
@@ -96,7 +96,7 @@ impl Output {
         })
     }
 
-    /// Replaces the last text: a table clears a terminal; other output follows after an empty line.
+    /// Replaces the last text: clears the terminal for a table; otherwise appends after an empty line.
     pub(crate) fn replace(&self, text: &str, is_first: bool) -> Result<(), CliError> {
         let lead = match (self.is_table(), self.terminal, is_first) {
             (true, true, _) => CLEAR,
@@ -108,11 +108,10 @@ impl Output {
 }
 
 pub(crate) fn remark(text: &str) {
-    // Standard error may be closed.
     let _ = writeln!(io::stderr(), "{text}");
 }
 
-/// Flushes, so that an error shows here and not at exit.
+/// Flushes, to report errors before exit.
 pub(crate) fn write_text(text: &str) -> Result<(), CliError> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| CliError::output(&e))
@@ -123,7 +122,7 @@ fn to_json<T: Serialize>(value: &T, pretty: bool) -> Result<String, CliError> {
     text.map(|t| escape_in_json(&t)).map_err(|e| CliError::refused(format!("writing JSON: {e}")))
 }
 
-/// YAML escapes control characters, but not characters that reorder or hide text; its JSON subset can escape all.
+/// YAML escapes control characters, but not characters that reorder or hide text; its JSON subset can.
 fn to_yaml<T: Serialize>(value: &T) -> Result<String, CliError> {
     let yaml = serde_norway::to_string(value).map_err(|e| CliError::refused(format!("writing YAML: {e}")))?;
     if is_safe(&yaml) { Ok(yaml) } else { Ok(to_json(value, true)? + "\n") }

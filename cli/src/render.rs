@@ -1,7 +1,6 @@
-//! Renders API objects and policies as text. Pure.
+//! Renders API objects and policies as text, without I/O.
 //!
-//! All text from outside must pass through [`text::safe`] or [`text::cut`]: a container's label must not control the
-//! operator's terminal.
+//! Text from outside must pass through [`text::safe`] or [`text::cut`]: labels must not control the terminal.
 
 pub(crate) mod audit;
 pub(crate) mod bpf;
@@ -34,7 +33,6 @@ pub(crate) struct Style {
     pub(crate) now_unix_ms: u64,
 }
 
-/// Rendered as a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
@@ -58,7 +56,7 @@ impl Style {
         if self.color { format!("\x1b[{code}m{text}\x1b[0m") } else { text.to_owned() }
     }
 
-    /// 100 columns, no colour, a fixed time.
+    /// 100 columns, no colour, fixed time.
     #[cfg(test)]
     pub(crate) fn plain() -> Self {
         Self { width: 100, color: false, now_unix_ms: sample::NOW }

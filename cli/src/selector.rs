@@ -1,8 +1,8 @@
-//! Label selectors (`--selector`) in kubectl's syntax.
+//! Label selectors in kubectl's syntax.
 
 use std::str::FromStr;
 
-/// All requirements must hold; an empty selector matches everything.
+/// A conjunction; matches everything when empty.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Selector(Vec<Requirement>);
 
@@ -17,7 +17,7 @@ struct Requirement {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Test {
     In(Vec<String>),
-    /// Also holds when the label is missing.
+    /// Also matches a missing label.
     NotIn(Vec<String>),
     Exists,
     Missing,
@@ -102,7 +102,7 @@ impl Requirement {
 }
 
 impl Selector {
-    /// Each label is `source:key=value`.
+    /// Labels are `source:key=value`.
     pub(crate) fn matches<'a>(&self, labels: impl Iterator<Item = &'a str> + Clone) -> bool {
         let parts = labels.map(|label| {
             let (name, value) = label.split_once('=').unwrap_or((label, ""));

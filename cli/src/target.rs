@@ -1,4 +1,4 @@
-//! An operator's name for an endpoint, which the agent resolves.
+//! Endpoint names that the agent resolves.
 
 use std::str::FromStr;
 

@@ -1,5 +1,4 @@
-//! What scripts rely on: exit statuses, what stands on standard output and what on standard error, and the requests
-//! made.
+//! Exit statuses, output and requests for scripts.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may end so")]
 
 mod agent;
@@ -361,7 +360,6 @@ fn a_list_that_is_watched_goes_on_with_each_change() {
             Answer::new("GET /v1/endpoint", 200, json!([endpoint(7, "abc")])),
             Answer::new("GET /v1/endpoint", 200, json!([regenerating(endpoint(7, "abc")), endpoint(8, "abd")])),
             Answer::new("GET /v1/endpoint", 200, json!([endpoint(8, "abd")])),
-            // The agent ends.
             Answer::new("GET /v1/endpoint", 503, json!({"code": "unavailable", "message": "the agent is stopping"})),
         ]
     };
@@ -495,12 +493,11 @@ fn an_endpoints_settings_are_changed_in_one_request() {
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ran.out.contains("always (its own") && ran.out.contains("http 80/tcp"), "{ran:?}");
     let patch = r#"{"policy_enforcement":"always","named_ports":{"http":{"port":80,"protocol":"tcp"},"old":null}}"#;
-    // The change is one request; the last one is for the screen.
+    // One request for the change; the last for output.
     let seen = ["GET /v1/endpoint/7".to_owned(), format!("PATCH /v1/endpoint/7 {patch}"), "GET /v1/proxy".to_owned()];
     assert_eq!(agent.seen(), seen);
 }
 
-/// A proxy with a listener of endpoint 7.
 fn proxy(state: &str) -> Value {
     let serves = state == "serving";
     let listener = json!({
@@ -565,7 +562,7 @@ fn settings_are_changed_in_one_request() {
         ),
     ]);
     let ran = agent.run(&["config", "set", "log-level=debug", "trace=on"]);
-    // The change and nothing else.
+    // Only the change.
     assert_eq!((ran.code, ran.out.as_str()), (Some(0), "log-level: info -> debug\ntrace: true (as before)\n"));
     assert_eq!(agent.seen(), ["GET /v1/config", r#"PATCH /v1/config {"log_level":"debug","trace":true}"#]);
     let ran = agent.run(&["config", "get", "log-level"]);
@@ -603,10 +600,10 @@ fn monitor_ends_when_it_was_asked_to() {
     let last: Value = serde_json::from_str(ran.out.lines().last().unwrap_or_default()).expect("a line is an object");
     assert_eq!(last, drop_event("multicast-unsupported"));
 
-    // Of four events two are about packets, which is all that the programs tell.
+    // Only two events are packets.
     let ran = agent.run(&["bpf", "events", "list", "--all", "--for", "1h", "-n", "2"]);
     assert_eq!((ran.code, ran.out.lines().count()), (Some(0), 3), "{ran:?}");
-    // Fewer events than asked for: the time ends it.
+    // The time ends first.
     let ran = agent.run(&["monitor", "--for", "50ms", "-n", "100"]);
     assert_eq!((ran.code, ran.out.contains("multicast")), (Some(0), false), "{ran:?}");
     let hidden = "wharf: drops with the reason multicast-unsupported are not shown; `--all` or `--reason` shows them\n";
@@ -703,7 +700,7 @@ fn a_reader_that_left_is_a_silent_end() {
         Answer::open_stream("GET /v1/monitor", &[drop_event("malformed")]),
     ]);
     for (args, code) in [(&["endpoint", "list"] as &[&str], 0), (&["monitor"], 0), (&["audit", "-o", "json"], 1)] {
-        // The read end is closed before the program starts, so its first write fails.
+        // The first write fails.
         let (reader, writer) = std::io::pipe().expect("a pipe");
         drop(reader);
         let output = agent.command(args).stdout(writer).stderr(Stdio::piped()).output().expect("runs");
@@ -741,7 +738,7 @@ fn bash_offers_nothing_when_the_agent_does_not_answer() {
     }
 }
 
-/// What bash offers at the end of this line, by the script that `wharf completion bash` prints.
+/// Bash's completions, by the generated script.
 fn offered(agent: &Agent, line: &[&str]) -> Vec<String> {
     let script = Ran::from(wharf(&["completion", "bash"]).output().expect("runs")).out;
     let dir = tempfile::tempdir().expect("a directory");
@@ -749,7 +746,7 @@ fn offered(agent: &Agent, line: &[&str]) -> Vec<String> {
     std::fs::write(&file, script).expect("written");
     let program = std::path::Path::new(env!("CARGO_BIN_EXE_wharf"));
     let path = format!("{}:/usr/bin:/bin", program.parent().expect("a directory").display());
-    // As bash calls it: the words of the line, the one under the cursor, and the function with the program's name.
+    // Bash passes the words, the current index, and the function's name.
     let test = r#"source "$1"; shift; COMP_WORDS=(wharf "$@"); COMP_CWORD=$#
         COMP_LINE="${COMP_WORDS[*]}"; COMP_POINT=${#COMP_LINE}
         _wharf_candidates wharf "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"

@@ -1,4 +1,4 @@
-//! `wharf policy validate` as scripts see it: exit statuses, standard output, standard error.
+//! `wharf policy validate` for scripts: exit status and output.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::indexing_slicing, reason = "a test may end so")]
 
 use std::{
@@ -14,34 +14,30 @@ use serde_json::Value;
 const VALID: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: NAME, namespace: shop}\n\
                      spec: {podSelector: {matchLabels: {app: db}}, ingress: [{ports: [{port: 5432}]}]}\n";
 
-/// A valid document of a policy with this name.
 fn valid(name: &str) -> String {
     VALID.replace("NAME", name)
 }
 
-/// The same with a misspelt field in line 4.
+/// Misspelt field in line 4.
 fn misspelt(name: &str) -> String {
     valid(name).replace("podSelector", "podselector")
 }
 
-/// Exit status, standard output, standard error.
 type Ran = (Option<i32>, String, String);
 
-/// Runs the command in this directory, with this text as standard input. There is no agent. A run of 20 s is killed
-/// (status 124).
+/// Runs without an agent; kills after 20 s (status 124).
 fn validate(directory: &Path, args: &[&str], input: &str) -> Ran {
     let mut command = Command::new("timeout");
     command.args(["20", env!("CARGO_BIN_EXE_wharf"), "policy", "validate"]).args(args).current_dir(directory);
     command.env("WHARF_SOCKET", directory.join("no.sock")).env_remove("NO_COLOR");
     let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().expect("starts");
-    // A program that does not read its input may be gone.
+    // The program may exit without reading.
     let _ = child.stdin.take().expect("standard input").write_all(input.as_bytes());
     let output = child.wait_with_output().expect("ends");
     (output.status.code(), String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap())
 }
 
-/// A directory with these files.
 fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     for (name, text) in files {
@@ -114,7 +110,7 @@ fn what_is_no_readable_file_is_refused_and_holds_nothing_up() {
     let directory = directory(&[("ok.yaml", &valid("a")), ("latin.yaml", "")]);
     let path = |name: &str| directory.path().join(name);
     fs::write(path("latin.yaml"), b"# first line\n# caf\xe9\n").expect("a file");
-    // A hole, which takes no room on the disk.
+    // A sparse file.
     File::create(path("long.yaml")).and_then(|file| file.set_len((4 << 20) + 1)).expect("a file");
     fs::create_dir_all(path("dir/sub.yaml")).expect("a directory");
     fs::create_dir(path("empty")).expect("a directory");
@@ -153,7 +149,7 @@ fn the_quick_start_of_the_documentation_shows_what_the_command_says() {
     const PAGE: &str = include_str!("../../docs/policy.md");
     let directory = directory(&[]);
     let indented = |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
-    // The parts of the document, each shown before the command.
+    // Parts of the document before the command.
     let without_rules = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: db, namespace: shop}\nspec:\n  \
                          podSelector: {matchLabels: {app: db}}\n  policyTypes: [Ingress]\n";
     let rule = "  ingress:\n  - from:\n    - podselector: {matchLabels: {app: web}}\n    ports:\n    - port: 5432\n";

@@ -1,5 +1,5 @@
-//! Settings of one container: `CNI_ARGS`, netconf's `args.cni` and `runtimeConfig`. A runtime may use several at once
-//! (podman does). Equal values are merged; contradictions are an error.
+//! Settings of one container: `CNI_ARGS`, netconf's `args.cni` and `runtimeConfig`. Runtimes combine them: equal values
+//! are merged, contradictions are an error.
 
 use std::net::IpAddr;
 
@@ -15,7 +15,7 @@ use crate::{
     rules::{self, cut},
 };
 
-/// Present if netconf's `capabilities` request it.
+/// Requested by netconf's `capabilities`.
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 /// Overrides netconf's `pool`.
 const ANNOTATION_POOL: &str = "wharf/pool";
@@ -28,7 +28,7 @@ pub(crate) struct ContainerArgs {
     pub(crate) pod_namespace: Option<String>,
     /// `source:key=value`.
     pub(crate) labels: Vec<String>,
-    /// Six lower-case hex bytes separated by `:`.
+    /// Six lower-case hex bytes with `:`.
     pub(crate) mac: Option<String>,
     /// At most one per family.
     pub(crate) ips: Vec<IpAddr>,
@@ -63,7 +63,7 @@ impl ContainerArgs {
         Ok(found)
     }
 
-    /// `KEY=VALUE` separated by `;`. Ignores unknown keys: runtimes add theirs without `IgnoreUnknown`.
+    /// `KEY=VALUE` with `;`. Ignores unknown keys, because runtimes omit `IgnoreUnknown`.
     fn add_environment(&mut self, cni_args: &str) -> Result<(), Fault> {
         for pair in cni_args.split(';').filter(|pair| !pair.is_empty()) {
             let (key, value) = pair
@@ -73,7 +73,7 @@ impl ContainerArgs {
                 continue;
             }
             match key {
-                // The label keys that the kubelet writes on containers.
+                // The kubelet's label keys.
                 "K8S_POD_NAME" => {
                     self.pod_name = Some(value.to_owned());
                     self.label("k8s", "io.kubernetes.pod.name", value);
@@ -85,7 +85,7 @@ impl ContainerArgs {
                 "K8S_POD_UID" => self.label("k8s", "io.kubernetes.pod.uid", value),
                 "IP" => self.add_ips("CNI_ARGS IP", value, Fault::environment)?,
                 "MAC" => self.add_mac("CNI_ARGS MAC", value, Fault::environment)?,
-                // In place of the network's.
+                // Replaces the network's prefixes.
                 "WHARF_SOURCE_PREFIXES" => {
                     let read = |item| prefix("CNI_ARGS WHARF_SOURCE_PREFIXES", item, Fault::environment);
                     self.source_prefixes = value.split(',').map(read).collect::<Result<_, _>>()?;
@@ -108,13 +108,12 @@ impl ContainerArgs {
         self.add_address_keys(args)
     }
 
-    /// Values requested by netconf's `capabilities`.
     fn add_runtime_config(&mut self, runtime: &Object<'_>) -> Result<(), Fault> {
         self.add_address_keys(runtime)?;
         self.ports = ports::parse(runtime)?;
         if let Some(dns) = runtime.object("dns")?.map(Object::in_any_case) {
             let Dns { nameservers, search, options, .. } = &mut self.dns;
-            // The capability's keys differ from the result's.
+            // The result has other keys.
             for (to, key) in [(nameservers, "servers"), (search, "searches"), (options, "options")] {
                 let asked = dns.strings(key)?;
                 if !asked.is_empty() {

@@ -1,5 +1,5 @@
-//! DEL without the agent: writes a deletion record, then removes the container's link. Once the record is on disk, the
-//! agent will finish the delete.
+//! DEL without the agent: writes a deletion record, then removes the container's link. The agent finishes a recorded
+//! delete.
 
 use std::{
     fs, io,
@@ -30,7 +30,7 @@ pub(crate) async fn delete(subject: &str, conf: &NetConf, target: &Target, why: 
         say(Level::Info, "no agent has run in this boot, so there is nothing to delete".into());
         return Ok(Done::default());
     }
-    // The record is sufficient.
+    // The record suffices.
     let links = links.unwrap_or_else(|why| {
         say(Level::Warn, format!("{why}; the agent will remove the link"));
         Vec::new()
@@ -57,8 +57,8 @@ pub(crate) fn is_delegated(conf: &NetConf) -> bool {
     Queue::unfinished(Queue::of_socket(&conf.socket).run_dir()).path().exists()
 }
 
-/// Whether a delegated agent's service has yet to accept a DEL, and may still use the addresses. Only delegated mode
-/// has a directory of unfinished ADDs.
+/// Whether a delegated service has not accepted a DEL and may still use the addresses. Only delegated mode has a
+/// directory of unfinished ADDs.
 pub(crate) fn is_owed(conf: &NetConf, target: &Target) -> bool {
     let deletions = Queue::of_socket(&conf.socket);
     let unfinished = Queue::unfinished(deletions.run_dir());
@@ -66,7 +66,7 @@ pub(crate) fn is_owed(conf: &NetConf, target: &Target) -> bool {
         && [deletions, unfinished].iter().any(|queue| queue.contains(&conf.name, &target.container_id, &target.ifname))
 }
 
-/// The agent's first start in a boot creates the run directory.
+/// The agent creates the run directory at its first start in a boot.
 fn is_missing(queue: &Queue) -> bool {
     fs::symlink_metadata(queue.run_dir()).is_err_and(|e| e.kind() == io::ErrorKind::NotFound)
 }
@@ -88,7 +88,7 @@ fn put(queue: &Queue, conf: &NetConf, target: &Target, links: &[Marked]) -> Resu
     queue.put(&deletion).map_err(|e| (e.problem(), e.hint().to_owned()))
 }
 
-/// Several links name no endpoint: the agent deletes any endpoint of the attachment.
+/// `None` for several links: the agent deletes any endpoint of the attachment.
 fn endpoint(links: &[Marked]) -> Option<EndpointRef> {
     match links {
         [link] => Some(EndpointRef { id: link.mark.id, epoch: link.mark.epoch }),

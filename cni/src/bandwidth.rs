@@ -1,5 +1,5 @@
-//! Bandwidth limits of network (netconf's keys, as in the reference plugin) and container (`runtimeConfig.bandwidth`),
-//! in bits and bits per second.
+//! Bandwidth limits in bits and bits per second: netconf's keys, as in the reference plugin, and
+//! `runtimeConfig.bandwidth`.
 
 use wharf_api::{Bandwidth, BandwidthLimit};
 
@@ -7,7 +7,7 @@ use crate::{fault::Fault, json::Object};
 
 const KEY: &str = "bandwidth";
 
-/// The network's limit wins, because more people may write a pod's annotations.
+/// The network's limit wins: more people may annotate pods.
 pub(crate) fn parse(netconf: &Object<'_>, runtime: Option<&Object<'_>>) -> Result<Bandwidth, Fault> {
     let network = limits(netconf)?;
     let asked = match runtime.map(|runtime| runtime.object(KEY)).transpose()?.flatten() {

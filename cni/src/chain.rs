@@ -1,4 +1,4 @@
-//! ADD behind another plugin, whose result (`prevResult`) is ADD's result.
+//! ADD after another plugin: returns its result (`prevResult`).
 
 use std::net::IpAddr;
 
@@ -40,7 +40,7 @@ impl Chain {
         Ok(Some(Self { ips, result: prev.map().clone() }))
     }
 
-    /// Rejects requested addresses that the other plugin did not lease.
+    /// Rejects requested addresses that were not leased.
     pub(crate) fn fulfils(&self, args: &ContainerArgs) -> Result<(), Fault> {
         let unmet = args.ips.iter().find(|ip| !self.ips.contains(ip));
         unmet.map_or(Ok(()), |ip| {
@@ -58,7 +58,6 @@ impl Chain {
         if version <= Version::V0_4_0
             && let Some(Value::Array(ips)) = result.get_mut("ips")
         {
-            // Checked by [`Self::parse`].
             for ip in ips.iter_mut().filter_map(Value::as_object_mut) {
                 let is_ipv6 = ip.get("address").and_then(Value::as_str).is_some_and(|text| text.contains(':'));
                 ip.entry("version").or_insert_with(|| Value::from(if is_ipv6 { "6" } else { "4" }));
@@ -77,7 +76,7 @@ fn interface(prev: &Object<'_>, target: &Target, netns: &str) -> Result<usize, F
             fitting.push((at, sandbox == netns));
         }
     }
-    // Runtimes spell one path in several ways: it only decides between several namespaces.
+    // Only decides between several namespaces, because runtimes spell a path in several ways.
     let exact: Vec<usize> = fitting.iter().filter(|(_, same)| *same).map(|(at, _)| *at).collect();
     match (exact.as_slice(), fitting.as_slice()) {
         ([at], _) | ([], [(at, _)]) => Ok(*at),
@@ -109,7 +108,7 @@ fn addresses(prev: &Object<'_>, at: usize) -> Result<Vec<IpAddr>, Fault> {
             return Err(broken(&format!("is not of the IP version {:?} beside it", cut(family))));
         }
         let of = match item.u32("interface")? {
-            // Unambiguous only if the result has one sandboxed interface.
+            // Ambiguous with several sandboxed interfaces.
             None if sandboxed == 1 => at,
             None => continue,
             Some(index) => match usize::try_from(index).ok().filter(|index| *index < interfaces.len()) {

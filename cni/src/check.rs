@@ -1,4 +1,4 @@
-//! CHECK: compares the ADD's result, the agent's record and the kernel ([`kernel`]).
+//! CHECK: compares ADD's result, the agent's record and the kernel ([`kernel`]).
 
 pub(crate) mod kernel;
 
@@ -14,7 +14,7 @@ use crate::{
     rules::{self, cut},
 };
 
-/// Only what CHECK reads; later plugins may have added to it.
+/// The fields for CHECK; later plugins may add to them.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct PrevResult {
     interfaces: Vec<Interface>,
@@ -53,7 +53,7 @@ impl PrevResult {
                 Fault::config(format!("netconf: key {:?}: {:?} {rule}", item.path_of("address"), cut(text)))
             })?;
             let interface = item.u32("interface")?.and_then(|index| usize::try_from(index).ok());
-            // Only read without an agent: an unparsable value is no error.
+            // Read only without an agent, so an invalid value is no error.
             let gateway = item.value("gateway").and_then(|gateway| gateway.as_str()?.parse().ok());
             parsed.ips.push(Ip { address, gateway, interface });
         }
@@ -82,8 +82,8 @@ impl PrevResult {
             ),
             Some(_) => {}
         }
-        // The epoch in the name of Wharf's host side distinguishes a later attachment. Another plugin's name has none;
-        // a delegated network may have no host side.
+        // The epoch in the name of Wharf's host side identifies the attachment. Names of other plugins have none; a
+        // delegated network may have no host side.
         let (host, own) =
             (&endpoint.host_ifname, endpoint.mode == EndpointMode::Own && !endpoint.host_ifname.is_empty());
         if own && !self.interfaces.iter().any(|i| i.name == *host && i.sandbox.is_empty()) {
@@ -146,7 +146,7 @@ pub(crate) fn verdict(
     if !differences.is_empty() {
         return Err(fault(subject, Code::OtherAttachment, endpoint, &differences));
     }
-    // Normal right after ADD: a build runs.
+    // Pending is normal after ADD.
     if health.overall < Health::Degraded {
         return Ok(());
     }

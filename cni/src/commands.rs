@@ -1,4 +1,4 @@
-//! The agent requests of each command.
+//! Requests to the agent.
 
 use std::{
     fs,
@@ -31,20 +31,20 @@ use crate::{
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Runtimes allow two minutes and more for a sandbox.
+    /// Runtimes allow at least two minutes.
     pub(crate) change: Duration,
     pub(crate) look: Duration,
-    /// The agent reports ADD's timeout and rollback in this time.
+    /// For the agent's report of ADD's timeout and rollback.
     pub(crate) grace: Duration,
-    /// For an absent agent. The runtime retries after CNI error 11.
+    /// Absent agent; the runtime retries after CNI error 11.
     pub(crate) add_absent: Duration,
-    /// For an absent agent, before a deletion record is written.
+    /// Absent agent, before a deletion record is written.
     pub(crate) del_absent: Duration,
-    /// For an absent agent, when the kernel does not match the ADD's result.
+    /// Absent agent, if the kernel differs from ADD's result.
     pub(crate) check_absent: Duration,
-    /// For one answer of a running agent, whose steps are bounded below it.
+    /// One answer; the agent's steps have lower limits.
     pub(crate) del_answer: Duration,
-    /// For changes by an IPAM plugin: some ask a server.
+    /// Changes by an IPAM plugin, which may query a server.
     pub(crate) ipam: Duration,
 }
 
@@ -120,7 +120,7 @@ struct Agent<'a> {
 }
 
 impl Agent<'_> {
-    /// The IPAM plugin runs first: the agent needs the addresses. A later failure releases the lease; after a kill, the
+    /// The IPAM plugin runs first, for its addresses. A later failure releases the lease; after a kill, the following
     /// DEL that follows every ADD does.
     async fn add(
         &self,
@@ -153,12 +153,12 @@ impl Agent<'_> {
         }
     }
 
-    /// An undo would release an existing attachment's lease. Also detects an absent agent before anything is leased.
+    /// Protects an existing attachment's lease from an undo, and detects an absent agent before a lease.
     async fn must_be_new(&self, subject: &str, target: &Target) -> Result<(), Fault> {
         let id = id(target);
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
         let deadline = Instant::now() + self.limits.look;
-        // Not counted: this query does not end the ADD.
+        // Not counted as the ADD's end.
         let ask = async |left| self.client.clone().with_timeout(left).endpoint(&id).await;
         let there = retry::until(deadline, absence, self.conf.log, ask);
         match there.await {
@@ -194,7 +194,7 @@ impl Agent<'_> {
             labels: args.labels.clone(),
             pod_name: args.pod_name.clone(),
             pod_namespace: args.pod_namespace.clone(),
-            // In the command's header, which an older agent ignores; it would refuse a field that it does not know.
+            // In the command's header: an older agent would refuse an unknown field.
             runtime: None,
             deadline_ms: None,
             ports: args.ports.clone(),
@@ -223,7 +223,7 @@ impl Agent<'_> {
             }
         }
         let id = id(target);
-        // After a disconnect, the agent may have begun: no retry.
+        // No retry after a disconnect: the agent may have begun.
         let absence = Absence { patience: self.limits.add_absent, shows: is_absent };
         wharf_crash::point("shim/add/before-ask");
         let mut ask = async |left: Duration| {
@@ -249,11 +249,9 @@ impl Agent<'_> {
             .map_err(|e| Fault::new(Code::Io, format!("{subject}: writing the result: {e}")))
     }
 
-    /// The IPAM plugin runs after the agent or the queue, except after an error that a retry may resolve: the interface
-    /// may still have the address, so the lease stays until the next DEL or GC.
-    ///
-    /// A queued deletion releases the lease: no other DEL would follow, and the agent reuses the address only after the
-    /// deletion. A deletion that a delegated service has not accepted keeps it: the interface exists.
+    /// The IPAM plugin runs after the agent or the queue. The lease stays until the next DEL or GC while the interface
+    /// may have the address: after an error that a retry may resolve, or if a delegated service has not accepted the
+    /// deletion. A queued deletion releases it: no other DEL follows, and the agent reuses the address only afterwards.
     async fn del(&self, target: &Target) -> Result<Done, Fault> {
         let subject = self.subject("DEL", target);
         let _turn = match self.ipam {
@@ -299,7 +297,7 @@ impl Agent<'_> {
 
     async fn delete(&self, subject: &str, target: &Target) -> Result<Done, Fault> {
         let id = id(target);
-        // The interface may belong to another network, for which an ADD was refused.
+        // Another network may have the interface.
         let query = DeleteQuery { network: Some(self.conf.name.clone()), ..DeleteQuery::default() };
         let absence = Absence { patience: self.limits.del_absent, shows: |e| is_absent(e) || went_away(e) };
         wharf_crash::point("shim/del/before-ask");
@@ -317,7 +315,6 @@ impl Agent<'_> {
                 }
                 finished(subject, &done).map(|()| Done::default())
             }
-            // DEL of an unknown attachment succeeds.
             Err(e) if e.is_not_found() => {
                 self.conf.log.say(Level::Info, format_args!("{subject}: not known to the agent"));
                 Ok(Done { found_nothing: true, ..Done::default() })
@@ -333,8 +330,8 @@ impl Agent<'_> {
         matches!(error, ClientError::Timeout { after, .. } if *after >= self.limits.del_answer)
     }
 
-    /// The kernel first: a starting runtime checks containers one by one, so only a network that looks wrong is worth a
-    /// wait for the agent.
+    /// Checks the kernel first: a starting runtime checks containers in sequence, so only a difference is worth a wait
+    /// for the agent.
     async fn check(&self, target: &Target, netns: &str, prev: Option<&PrevResult>) -> Result<(), Fault> {
         let subject = self.subject("CHECK", target);
         let deadline = Instant::now() + self.limits.look;
@@ -402,7 +399,6 @@ impl Agent<'_> {
     ) -> Result<(), Fault> {
         let is_delegated = away::is_delegated(self.conf);
         let has_said = matches!(why, ClientError::Api { .. });
-        // The delegated service is away.
         let Some(prev) = prev.filter(|_| !(is_delegated && has_said)) else {
             return Err(Fault::of_client(subject, why));
         };
@@ -420,7 +416,7 @@ impl Agent<'_> {
         }
     }
 
-    /// In DEL's order.
+    /// As in DEL.
     async fn gc(&self, valid: &[GcAttachment]) -> Result<(), Fault> {
         let subject = format!("GC of network {}", self.conf.name);
         let done = self.collect(&subject, valid).await;
@@ -448,7 +444,7 @@ impl Agent<'_> {
 
     async fn status(&self) -> Result<(), Fault> {
         let subject = format!("STATUS of network {}", self.conf.name);
-        // No retry: "not now" is what STATUS reports.
+        // No retry: STATUS reports "not now".
         match self.within(self.limits.look).status().await {
             Ok(status) => status::verdict(&subject, self.conf, self.ipam.is_some(), &status)?,
             Err(e) => return Err(Fault { code: Code::NotAvailable, ..Fault::of_client(&subject, &e) }),
@@ -488,7 +484,7 @@ fn id(target: &Target) -> String {
     format!("cni-attachment-id:{}:{}", target.container_id, target.ifname)
 }
 
-/// DEL is idempotent and may be repeated.
+/// A repeated DEL is safe.
 fn went_away(error: &ClientError) -> bool {
     matches!(error, ClientError::Closed { .. })
 }
@@ -502,7 +498,7 @@ fn is_unanswered(error: &ClientError) -> bool {
     is_late || is_absent(error) || went_away(error)
 }
 
-/// Code 4 requires the name of the variable.
+/// Code 4 names the variable.
 fn explained(subject: &str, netns: &str, asked: &EndpointCreate, error: &ClientError) -> Fault {
     let mut fault = Fault::of_client(subject, error);
     let origin = match error.code() {
@@ -524,7 +520,7 @@ fn explained(subject: &str, netns: &str, asked: &EndpointCreate, error: &ClientE
 fn is_container_namespace(path: &str) -> bool {
     let own = fs::metadata("/proc/self/ns/net");
     let there = fs::metadata(path);
-    // All namespace files are on one device.
+    // All namespace files share a device.
     matches!((own, there), (Ok(own), Ok(there)) if own.dev() == there.dev() && own.ino() != there.ino())
 }
 

@@ -42,8 +42,8 @@ impl Machine {
         entries.remove(0).content.unwrap()
     }
 
-    /// Answers with these bytes in turn and ends. An empty answer closes the connection; `None` waits for the caller to
-    /// close it. Returns the number of requests.
+    /// Sends these answers in turn and ends; returns the number of requests. An empty answer closes the connection,
+    /// `None` waits for the caller's close.
     fn agent(&self, answers: Vec<Option<String>>) -> JoinHandle<usize> {
         let listener = UnixListener::bind(self.socket()).unwrap();
         let socket = self.socket();
@@ -213,7 +213,7 @@ fn add_waits_a_little_for_an_agent_and_never_asks_one_twice_that_went_away() {
     assert!(fault.details.contains(wharf_api::client::why_agent_is_away()), "{}", fault.details);
     assert!(!machine.queue().path().exists(), "an ADD leaves nothing");
 
-    // The agent may have made the endpoint: only the runtime may retry.
+    // Only the runtime may retry: the agent may have created the endpoint.
     let agent = machine.agent(vec![Some(String::new())]);
     let patient = Limits { add_absent: Duration::from_secs(600), ..Limits::default() };
     assert_eq!(add(&machine, &patient).unwrap_err().code, Code::TryAgain);
@@ -231,7 +231,6 @@ fn only_a_whole_wait_without_an_answer_says_that_the_agent_is_stuck() {
     assert!(!agent.is_stuck(&timeout(Duration::from_secs(3))), "the rest of a minute of \"not now\"");
 }
 
-/// Starts a child, records its process id, and hangs.
 const HANGS: &str = "#!/bin/sh\nsleep 600 &\necho $! >> \"${0%/*}/started\"\nwait\n";
 
 #[test]

@@ -1,4 +1,4 @@
-//! `wharf-cni` with its crash points armed, for the crash tests.
+//! `wharf-cni` with armed crash points.
 #![forbid(unsafe_code)]
 
 fn main() -> std::process::ExitCode {

@@ -40,7 +40,7 @@ fn inputs(configuration: Value) -> Vec<Value> {
     .collect()
 }
 
-/// Runtimes that know `cniVersions` send STATUS and GC; older ones refuse versions above 1.0.0.
+/// Runtimes with `cniVersions` send STATUS and GC; older ones refuse versions above 1.0.0.
 #[test]
 fn the_shipped_list_offers_status_and_keeps_old_runtimes() {
     let text = fs::read_to_string(Path::new(ROOT).join("dist/10-wharf.conflist")).expect("read the list");
@@ -63,7 +63,6 @@ fn the_plugin_takes_every_configuration_that_is_documented() {
         let text = fs::read_to_string(&file).expect("read a document");
         let name = file.file_name().expect("a name").to_string_lossy().into_owned();
         for configuration in configurations(&text) {
-            // An ADD's result.
             if configuration.get("interfaces").is_some() {
                 continue;
             }

@@ -10,15 +10,15 @@ use wharf_api::{
 
 use crate::{netconf::Version, retry::NOT_NOW};
 
-/// Codes below 100 are the specification's (CNI 1.1.0, section 5, "Error").
+/// The specification (CNI 1.1.0, section 5, "Error") defines codes below 100.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Code {
-    /// Unsupported version, also for the command.
+    /// Also for the command.
     IncompatibleVersion,
     UnknownContainer,
-    /// A wrong or missing `CNI_*` variable, which the message names.
+    /// The message names the `CNI_*` variable.
     Environment,
-    /// A read failed, or the peer is not the agent.
+    /// A read failed, or the peer is no agent.
     Io,
     Decode,
     Config,
@@ -29,7 +29,7 @@ pub(crate) enum Code {
     /// CHECK: the state differs.
     NotAsItShouldBe,
     OtherAttachment,
-    /// Code of an IPAM plugin or a delegated service.
+    /// From an IPAM plugin or delegated service.
     Delegate(u32),
 }
 
@@ -68,7 +68,7 @@ pub(crate) fn first_of(items: &[String]) -> String {
     told.join("; ") + &more
 }
 
-/// `msg` names operation, subject and cause; `details` is a hint, or empty.
+/// `msg` names operation, subject and cause; `details` is an optional hint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fault {
     pub(crate) code: Code,
@@ -112,13 +112,12 @@ impl Fault {
         self
     }
 
-    /// `subject`: the command and its object.
+    /// `subject`: command and object.
     pub(crate) fn of_client(subject: &str, error: &ClientError) -> Self {
         let message = message_of(error);
-        // The agent's message names the attachment.
         let msg = if message.contains("create endpoint ") { message } else { format!("{message} ({subject})") };
         let mut fault = Self::new(code_of(error), msg);
-        // The shim retries, or reports that it gave up.
+        // The shim retries or reports the failure.
         fault.counted = matches!(error, ClientError::Api { status, .. } if !NOT_NOW.contains(status));
         match error {
             ClientError::Api { error, .. } => {
@@ -136,7 +135,6 @@ pub(crate) fn is_absent(error: &ClientError) -> bool {
     matches!(error, ClientError::Connect { cause, .. } if matches!(cause.kind(), NotFound | ConnectionRefused))
 }
 
-/// Without the hint.
 fn message_of(error: &ClientError) -> String {
     match error {
         ClientError::Api { error, .. } => error.message.clone(),
@@ -144,8 +142,7 @@ fn message_of(error: &ClientError) -> String {
     }
 }
 
-/// 11: a retry may succeed. 4 and 7: the runtime or the configuration must change. 5: the peer is not the agent. As in
-/// `docs/cni.md`.
+/// 11: a retry may succeed. 4, 7: runtime or configuration must change. 5: the peer is no agent. See `docs/cni.md`.
 fn code_of(error: &ClientError) -> Code {
     match error {
         ClientError::Connect { cause, .. } if cause.kind() == std::io::ErrorKind::PermissionDenied => Code::Io,
@@ -154,7 +151,7 @@ fn code_of(error: &ClientError) -> Code {
         ClientError::Api { error: ApiError { cni_code: Some(code), .. }, .. } => Code::of_service(code.get()),
         ClientError::Api { error, .. } => match error.code {
             ErrorCode::Delegate => Code::Io,
-            // NotFound is a pool: endpoints are handled earlier.
+            // NotFound means a pool; endpoints are handled earlier.
             ErrorCode::InvalidRequest | ErrorCode::NotFound | ErrorCode::Unsupported => Code::Config,
             ErrorCode::InvalidNetns | ErrorCode::Exists => Code::Environment,
             ErrorCode::PoolExhausted

@@ -1,5 +1,5 @@
-//! Delegated IPAM: runs the plugin of netconf's `ipam.type` (CNI 1.1.0, section 4) with this process's environment and
-//! netconf. Its output and time are bounded, so that it cannot block the runtime.
+//! Delegated IPAM: runs the plugin `ipam.type` (CNI 1.1.0, section 4) with this process's environment and netconf.
+//! Output and time are bounded: a plugin must not block the runtime.
 
 use std::{
     env,
@@ -27,11 +27,11 @@ use crate::{
     rules::cut,
 };
 
-/// Bytes; usual answers have a few hundred.
+/// Bytes; usually a few hundred.
 const MAX_ANSWER: usize = 1 << 20;
 /// Bytes.
 const MAX_STDERR: usize = 64 << 10;
-/// Longest reported message and details, characters.
+/// Characters of a message or details.
 const MAX_TOLD: usize = 1_000;
 
 #[derive(Clone)]
@@ -84,7 +84,7 @@ impl Ipam {
         }
     }
 
-    /// DEL after a failed ADD. The details get its error.
+    /// DEL after a failed ADD; adds its error to the details.
     pub(crate) async fn undo(&self, subject: &str, fault: Fault, limit: Duration) -> Fault {
         let Err(failed) = self.run(subject, "DEL", &self.netconf, limit).await else { return fault };
         let text = format!("giving the lease back failed as well: {}", failed.into_fault().msg);
@@ -97,12 +97,12 @@ impl Ipam {
         self.run(subject, command, &self.netconf, limit).await.map(drop).map_err(Failed::into_fault)
     }
 
-    /// Before CNI 1.1.0 plugins know no GC, and collect nothing.
+    /// Plugins before CNI 1.1.0 have no GC.
     pub(crate) async fn gc(&self, subject: &str, limit: Duration) -> Result<(), Fault> {
         self.known(self.ask(subject, "GC", limit).await).map(drop)
     }
 
-    /// Before CNI 1.1.0 plugins know no STATUS; VERSION shows whether ADD would accept netconf's version.
+    /// Plugins before CNI 1.1.0 have no STATUS; VERSION shows whether ADD accepts netconf's version.
     pub(crate) async fn status(&self, subject: &str, limit: Duration) -> Result<(), Fault> {
         if self.known(self.ask(subject, "STATUS", limit).await)? {
             return Ok(());
@@ -124,7 +124,7 @@ impl Ipam {
     fn known(&self, answer: Result<(), Fault>) -> Result<bool, Fault> {
         match answer {
             Ok(()) => Ok(true),
-            // The reference library before CNI 1.1.0 reports an unknown command (4) or a missing container (3). Some
+            // The reference library before CNI 1.1.0 reports an unknown command (4) or missing container (3); some
             // plugins compare versions first (1).
             Err(Fault { code: Code::Delegate(code @ (1 | 3 | 4)), msg, .. })
                 if code != 4 || msg.contains("CNI_COMMAND") =>
@@ -146,7 +146,7 @@ impl Ipam {
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            // Allows killing the plugin's children.
+            // To kill the plugin's children.
             .process_group(0)
             .kill_on_drop(true)
             .spawn()
@@ -181,7 +181,7 @@ impl Ipam {
             return Err(self.fault(subject, Code::Environment, why));
         };
         let is_program = |p: &PathBuf| p.metadata().is_ok_and(|m| m.is_file() && m.permissions().mode() & 0o111 != 0);
-        // Relative paths would depend on the runtime's working directory.
+        // The runtime's working directory is unknown.
         let directories = env::split_paths(path).filter(|directory| directory.is_absolute());
         directories.map(|directory| directory.join(&self.plugin)).find(is_program).ok_or_else(|| {
             let why = format!("CNI_PATH ({}) has no such program", cut(&Path::new(path).to_string_lossy()));
@@ -227,7 +227,7 @@ async fn converse(child: &mut Child, stdin: &[u8]) -> io::Result<Said> {
     let (out, err) = (child.stdout.take().ok_or_else(missing)?, child.stderr.take().ok_or_else(missing)?);
     let write = async move {
         match input.write_all(stdin).await {
-            // VERSION of some plugins reads no input.
+            // Some plugins read no input for VERSION.
             Err(e) if e.kind() == io::ErrorKind::BrokenPipe => Ok(()),
             done => done,
         }
@@ -254,7 +254,7 @@ async fn read(mut stream: impl AsyncRead + Unpin, most: usize) -> io::Result<(Ve
 }
 
 async fn kill(child: &mut Child) {
-    // Not reaped yet: the number still names the group.
+    // Not reaped, so the id is valid.
     let group = child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
     if let Some(group) = group {
         let _gone_already = kill_process_group(group, Signal::KILL);

@@ -1,5 +1,5 @@
-//! Typed access to JSON objects; errors name the key's path and both types. Unknown keys are ignored, as CNI requires;
-//! `null` is absent, as Go programs send it for empty lists and maps.
+//! Typed access to JSON objects; errors name the key's path and both types. CNI requires that unknown keys are ignored.
+//! `null` means absent: Go programs send it for empty lists and maps.
 
 use serde_json::{Map, Value};
 
@@ -24,8 +24,7 @@ impl<'a> Object<'a> {
         }
     }
 
-    /// For keys without an exact match: containerd sends `HostPort` and `IngressRate` (github.com/containerd/go-cni,
-    /// namespace opts).
+    /// Fallback for containerd's `HostPort` and `IngressRate` (github.com/containerd/go-cni, namespace opts).
     pub(crate) fn in_any_case(self) -> Self {
         Self { any_case: true, ..self }
     }

@@ -1,4 +1,4 @@
-//! The result of an IPAM plugin's ADD.
+//! Result of an IPAM plugin's ADD.
 
 use std::net::IpAddr;
 
@@ -13,12 +13,12 @@ use crate::{
     rules::{self, cut},
 };
 
-/// Leased addresses, with gateways, routes and DNS settings.
+/// Leased addresses, gateways, routes and DNS settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Leased {
     /// At most one per family.
     pub(crate) ips: Vec<IpAddr>,
-    /// At most one per family of the addresses.
+    /// At most one per family of `ips`.
     pub(crate) gateways: Vec<IpAddr>,
     pub(crate) routes: Option<Vec<ContainerRoute>>,
     pub(crate) dns: Dns,
@@ -37,7 +37,7 @@ impl Leased {
         &self.gateways
     }
 
-    /// Parses a result, without its interfaces: an IPAM plugin makes none.
+    /// Parses a result and ignores its interfaces.
     ///
     /// # Errors
     /// Code 6 for an invalid result, 7 for one that an endpoint cannot have.

@@ -1,11 +1,6 @@
 //! The CNI plugin `wharf-cni`: turns environment and stdin into one request to the agent, and the answer into stdout.
-//! It has no policy and no state.
-//! - [`request`]: environment and stdin to a checked [`request::Request`] (pure), with `netconf` (the network
-//!   configuration), `args` (settings of one container), `json` and `rules`;
-//! - `commands`: the requests of each command, with `retry`; `check` and `status` evaluate the answer;
-//! - `ipam`: the network's IPAM plugin, serialised by `turn`; [`leased`]: its result; `routes`;
-//! - `away`: DEL without an agent, through `link`; `check::kernel`: CHECK without an agent, through `link::sides`;
-//! - `result`: ADD's result; [`fault`]: errors and their CNI codes; `report`: the description of this run.
+//! It has no policy and no state. [`request`] checks the input (pure), `commands` sends requests, `ipam` runs the
+//! network's IPAM plugin. Without an agent, `away` and `link` serve a DEL, `check::kernel` a CHECK.
 //!
 //! The exit status is 0 or 1. The library exists for fuzz targets.
 #![forbid(unsafe_code)]
@@ -50,7 +45,7 @@ use crate::{
     request::{Ask, Env, Request},
 };
 
-/// Runs the plugin with this process's environment, stdin and stdout.
+/// Runs the plugin in this process.
 #[must_use]
 pub fn run() -> ExitCode {
     let env = Env::of_process();

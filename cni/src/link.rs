@@ -1,5 +1,5 @@
-//! The shim's only netlink: finds the container's link in the node's namespace. A DEL enters no namespace, so a stale
-//! `CNI_NETNS` does no harm. The link is a veth whose alias is the attachment's mark and whose name matches it.
+//! Netlink requests. The container's link is a veth in the node's namespace whose alias is the attachment's mark and
+//! whose name matches it. A DEL enters no namespace, so a stale `CNI_NETNS` does no harm.
 
 pub(crate) mod sides;
 
@@ -22,9 +22,8 @@ use wharf_names::{
 
 use crate::{netconf::NetConf, request::Target};
 
-/// Milliseconds, or a second on a busy node.
+/// Usually milliseconds; a second on a busy node.
 const KERNEL_LIMIT: Duration = Duration::from_secs(10);
-/// A dump that changed while it was read is repeated.
 const LIST_TRIES: usize = 5;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -43,7 +42,7 @@ impl fmt::Display for Marked {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Removal {
     Removed,
-    /// Or another link has its index.
+    /// Or its index was reused.
     Gone,
 }
 
@@ -111,11 +110,10 @@ pub(crate) async fn remove(link: &Marked, conf: &NetConf, target: &Target) -> Re
     removed.await.map_err(|cause| LinkError::Remove(link.name.clone(), cause))
 }
 
-/// Polls the connection meanwhile.
+/// Also polls the connection.
 async fn in_kernel<T>(work: impl AsyncFnOnce(Handle) -> Result<T, Cause>) -> Result<T, Cause> {
-    // Unsolicited messages are dropped with the receiver.
     let (mut connection, handle, _unasked) = new_connection_with_strict_check().map_err(Cause::Socket)?;
-    // The final message shows whether the dump is complete.
+    // Shows whether a dump is complete.
     connection.set_forward_done(true);
     tokio::select! {
         biased;
@@ -134,7 +132,7 @@ async fn dump(handle: &mut Handle, question: RouteNetlinkMessage) -> Result<Vec<
     Err(Cause::Answer("it changed each time it was read"))
 }
 
-/// `None` when the dump changed while it was read.
+/// `None` if the dump changed meanwhile.
 async fn try_dump(
     handle: &mut Handle,
     question: RouteNetlinkMessage,

@@ -1,8 +1,8 @@
-//! Log lines on stderr, which runtimes keep.
+//! Log lines on stderr.
 
 use std::{fmt, io::Write};
 
-/// Each level includes the levels before it.
+/// Includes the preceding levels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Level {
     Error,
@@ -12,7 +12,7 @@ pub(crate) enum Level {
 }
 
 impl Level {
-    /// `trace`, an agent level, means `debug`.
+    /// The agent's `trace` means `debug`.
     pub(crate) const NAMES: &'static str = "error, warn, info, debug or trace";
 
     pub(crate) fn parse(name: &str) -> Option<Self> {

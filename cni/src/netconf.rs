@@ -83,7 +83,7 @@ impl From<&EndpointDns> for Dns {
     }
 }
 
-/// Without keys of one container ([`crate::args`]) and of single commands.
+/// Without keys of containers ([`crate::args`]) and of single commands.
 #[derive(Debug, Clone)]
 pub(crate) struct NetConf {
     pub(crate) version: Version,
@@ -93,7 +93,7 @@ pub(crate) struct NetConf {
     /// Bytes; `None` for the agent's default.
     pub(crate) mtu: Option<u32>,
     pub(crate) pool: Option<String>,
-    /// `None` for the pool's setting in the agent.
+    /// `None` for the pool's setting.
     pub(crate) ip_masq: Option<bool>,
     pub(crate) log: Level,
     pub(crate) dns: Dns,
@@ -101,7 +101,7 @@ pub(crate) struct NetConf {
 }
 
 impl NetConf {
-    /// `deletes`: a deleting command, for which unneeded keys may be invalid.
+    /// `deletes`: a command that tolerates unneeded invalid keys.
     pub(crate) fn parse(document: Map<String, Value>, deletes: Option<&str>) -> Result<Self, Fault> {
         let root = Object::root(&document);
         let version = root.string("cniVersion")?.unwrap_or_default();
@@ -118,7 +118,7 @@ impl NetConf {
             version,
             name: name.to_owned(),
             socket: socket(&root)?,
-            // As in other plugins, 0 means unset.
+            // 0 means unset, as in other plugins.
             mtu: or_pass(root.u32("mtu"), None, deletes, log)?.filter(|mtu| *mtu != 0),
             pool: or_pass(root.string("pool"), None, deletes, log)?.filter(|pool| !pool.is_empty()).map(str::to_owned),
             ip_masq: or_pass(root.boolean("ipMasq"), None, deletes, log)?,
@@ -134,10 +134,10 @@ impl NetConf {
         let hint = "name an IPAM plugin, or remove the key: the agent then leases from the pool that \"pool\" names";
         let Some(ipam) = root.object("ipam").map_err(|fault| fault.with_details(hint))? else { return Ok(None) };
         let plugin = ipam.required_string("type").map_err(|fault| fault.with_details(hint))?;
-        // Plugins are only searched in CNI_PATH.
+        // Searched only in CNI_PATH.
         rules::name(plugin)
             .map_err(|rule| Fault::config(format!("netconf: key \"ipam.type\": {:?} {rule}", cut(plugin))))?;
-        // The plugin would run itself without end.
+        // Prevents endless recursion.
         if Some(plugin) == root.string("type")? {
             let msg = format!("netconf: key \"ipam.type\": {plugin:?} is this plugin itself");
             return Err(Fault::config(msg).with_details(hint));
@@ -158,7 +158,7 @@ impl Origin {
     }
 }
 
-/// A changed configuration must not prevent the deletion of living containers.
+/// A changed configuration must not prevent deletions.
 fn or_pass<T>(read: Result<T, Fault>, otherwise: T, deletes: Option<&str>, log: Level) -> Result<T, Fault> {
     match (read, deletes) {
         (Err(fault), Some(command)) => {

@@ -1,4 +1,4 @@
-//! The description of this run for the agent, in requests and reports.
+//! Describes this run to the agent, in requests and reports.
 
 use std::{
     cell::Cell,
@@ -22,7 +22,7 @@ use crate::{
 pub(crate) struct Run {
     command: Command,
     chained: Cell<bool>,
-    /// The agent's answer does not end the command, so the shim reports the outcome.
+    /// The shim reports the outcome, because the agent's answer does not end the command.
     is_judge: bool,
     began: Instant,
 }
@@ -76,14 +76,14 @@ impl Run {
         (!self.is_judge).then(|| self.command().to_header(self.began.elapsed()))
     }
 
-    /// Writes a report, unless the agent has counted the command.
+    /// Skipped if the agent counted the command.
     pub(crate) fn report(self, end: &End<'_>, origin: &Origin) -> Result<(), String> {
         let counted = match end {
             End::Success { counted, .. } => *counted,
             End::Deferred => false,
             End::Failure(fault) => fault.counted,
         };
-        // Without a socket, no agent can receive the report.
+        // No agent receives it without a socket.
         let Some(socket) = origin.socket.as_deref().filter(|_| !counted || self.is_judge) else {
             return Ok(());
         };
@@ -117,12 +117,12 @@ pub(crate) enum End<'a> {
         counted: bool,
         found_nothing: bool,
     },
-    /// A deletion record replaces the agent's answer.
+    /// By a deletion record.
     Deferred,
     Failure(&'a Fault),
 }
 
-/// Empty if absent or too long for a pod.
+/// Empty if absent or too long.
 fn pod(args: &str, key: &str) -> String {
     let value = args.split(';').find_map(|pair| pair.split_once('=').filter(|(name, _)| *name == key));
     value.map(|(_, value)| value.to_owned()).filter(|value| value.len() <= MAX_POD_BYTES).unwrap_or_default()

@@ -25,10 +25,10 @@ use crate::{
 
 /// Bytes; a GC of 5,000 attachments takes half.
 const MAX_STDIN_BYTES: u64 = 1 << 20;
-/// The specification's key, and the key of libcni 1.2.0 to 1.2.2.
+/// Of the specification, and of libcni 1.2.0 to 1.2.2.
 const GC_KEYS: [&str; 2] = ["cni.dev/valid-attachments", "cni.dev/attachments"];
 
-/// The unparsed `CNI_*` variables.
+/// Unparsed `CNI_*` variables.
 #[derive(Debug, Clone, Default)]
 pub struct Env {
     /// `CNI_COMMAND`.
@@ -41,14 +41,14 @@ pub struct Env {
     pub ifname: Option<OsString>,
     /// `CNI_ARGS`.
     pub args: Option<OsString>,
-    /// Name of the program that runs the plugin.
+    /// Program that runs the plugin.
     pub runtime: Option<String>,
     /// `CNI_PATH`: directories of IPAM plugins.
     pub path: Option<OsString>,
 }
 
 impl Env {
-    /// Reads the environment of this process.
+    /// Reads this process's environment.
     #[must_use]
     pub fn of_process() -> Self {
         Self {
@@ -104,9 +104,9 @@ pub struct Ask {
 /// A checked request.
 #[derive(Debug, Clone)]
 pub enum Request {
-    /// Answered without the agent, for any stdin.
+    /// Needs neither agent nor valid stdin.
     Version {
-        /// The version to answer in.
+        /// Version of the answer.
         cni_version: String,
     },
     /// Every other command.
@@ -114,7 +114,7 @@ pub enum Request {
 }
 
 impl Request {
-    /// Checks the environment, then stdin.
+    /// Checks environment, then stdin.
     ///
     /// # Errors
     /// The broken rule, in stdin's version if known.
@@ -187,7 +187,7 @@ impl Verb {
         let mut problems = Vec::new();
         let container_id = variable("CNI_CONTAINERID", env.container_id.as_ref(), rules::name, &mut problems);
         let ifname = variable("CNI_IFNAME", env.ifname.as_ref(), rules::ifname, &mut problems);
-        // DEL may come after the namespace is gone.
+        // The namespace may be gone.
         let netns = match self {
             Self::Del => String::new(),
             _ => variable("CNI_NETNS", env.netns.as_ref(), rules::netns, &mut problems),
@@ -240,7 +240,7 @@ impl Subject {
                 Command::Add { target: self.target, netns: self.netns, args, chain }
             }
             Verb::Del => {
-                // A deletion needs none of these.
+                // Not needed for a deletion.
                 if let Err(fault) = self.container_args(&conf, None) {
                     conf.log.say(Level::Warn, format_args!("DEL goes on in spite of: {}", fault.msg));
                 }
@@ -270,7 +270,7 @@ impl Subject {
         Ok(Ask { conf, command, runtime: None, ipam })
     }
 
-    /// If a plugin leases the addresses, rejects settings for the agent's IPAM.
+    /// Rejects settings of the agent's IPAM if a plugin leases addresses.
     fn container_args(&self, conf: &NetConf, ipam: Option<&Ipam>) -> Result<ContainerArgs, Fault> {
         let args = ContainerArgs::parse(&self.cni_args()?, conf)?;
         let Some(Ipam { plugin, .. }) = ipam else { return Ok(args) };
@@ -300,10 +300,10 @@ impl Subject {
     }
 }
 
-/// The error is the broken rule.
+/// Returns the broken rule.
 type Rule = fn(&str) -> Result<(), &'static str>;
 
-/// One error names all problems.
+/// Collects all problems.
 fn variable(name: &str, value: Option<&OsString>, rule: Rule, problems: &mut Vec<String>) -> String {
     let Some(value) = value.filter(|value| !value.is_empty()) else {
         problems.push(format!("{name} is not set"));
@@ -317,10 +317,8 @@ fn variable(name: &str, value: Option<&OsString>, rule: Rule, problems: &mut Vec
     text.into_owned()
 }
 
-/// The union of both keys; an invalid entry is an error. The next GC corrects an entry too many, but not a wrong
-/// deletion.
-///
-/// An absent list is empty, as in the reference plugins: libcni omits the key without attachments (`cnitool gc`).
+/// The union of both keys; invalid entries are errors. The next GC corrects an extra entry, but not a wrong deletion.
+/// An absent list is empty: libcni omits the key without attachments (`cnitool gc`).
 fn valid_attachments(root: &Object<'_>) -> Result<Vec<GcAttachment>, Fault> {
     let mut valid = BTreeSet::new();
     for key in GC_KEYS {

@@ -200,7 +200,7 @@ fn prev_result_is_for_check_and_for_a_chained_add() {
     let mut wish = made;
     wish["runtimeConfig"] = json!({"ips": ["10.1.0.3"]});
     assert!(refused(&env("ADD"), wish).msg.contains("10.1.0.3"));
-    // Valid: the agent may know no such attachment.
+    // The agent decides.
     assert!(matches!(command(&env("CHECK"), json!({})), Command::Check { prev: None, .. }));
     assert_eq!(refused(&env("CHECK"), json!({"prevResult": {"ips": [{"address": "x/24"}]}})).code, Code::Config);
     assert!(matches!(command(&env("DEL"), json!({"prevResult": "nonsense"})), Command::Del { .. }));
@@ -303,7 +303,6 @@ fn gc_lists() {
     assert!(matches!(command(&bare, json!({"cni.dev/valid-attachments": []})), Command::Gc { .. }));
 }
 
-/// Any shape, with frequent known keys.
 fn any_json() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -399,7 +398,7 @@ fn with_base(mut value: Value) -> Value {
         for (key, text) in [("cniVersion", "1.1.0"), ("name", "net"), ("type", "wharf-cni")] {
             map.insert(key.to_owned(), text.into());
         }
-        // A random text is hardly ever an absolute path.
+        // Random texts are hardly ever absolute paths.
         map.remove("socket");
     }
     value

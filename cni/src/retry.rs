@@ -10,20 +10,20 @@ use wharf_api::client::ClientError;
 use crate::log::Level;
 
 const MIN_WAIT: Duration = Duration::from_millis(20);
-/// A deadline of one minute leaves several attempts.
+/// Leaves several attempts in a minute.
 const MAX_WAIT: Duration = Duration::from_secs(5);
 const LONG_WAIT: Duration = Duration::from_secs(1);
-/// Without jitter; a returned agent is found soon.
+/// Without jitter; short, to find a returned agent soon.
 const MAX_ABSENT_WAIT: Duration = Duration::from_millis(130);
 /// Too many requests, service unavailable.
 pub(crate) const NOT_NOW: [u16; 2] = [429, 503];
 
-/// For an absent agent. A restart takes a second or two.
+/// For an absent agent; a restart takes one or two seconds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Absence {
     /// Zero means none.
     pub(crate) patience: Duration,
-    /// An absent agent, and a retry is safe.
+    /// The agent is absent and a retry is safe.
     pub(crate) shows: fn(&ClientError) -> bool,
 }
 
@@ -31,7 +31,7 @@ impl Absence {
     pub(crate) const FINAL: Self = Self { patience: Duration::ZERO, shows: |_| false };
 }
 
-/// Calls `ask` with the remaining time until the answer is not "not now", or no time is left.
+/// Retries `ask`, which gets the remaining time, while the agent is busy or absent.
 pub(crate) async fn until<T>(
     deadline: Instant,
     absence: Absence,
@@ -68,7 +68,7 @@ pub(crate) async fn until<T>(
         };
         let Some(wait) = wait.filter(|wait| *wait < left) else { return Err(error) };
         tokio::time::sleep(wait).await;
-        // On a busy machine, a sleep may pass the deadline.
+        // A sleep may be late.
         if Instant::now() >= deadline {
             return Err(error);
         }
@@ -89,7 +89,7 @@ impl Streak {
     }
 }
 
-/// The longer of the agent's retry delay and an exponential backoff with jitter (shims must not retry together); `None`
+/// The longer of the agent's delay and an exponential backoff, with jitter to spread shims; `None` if a retry is
 /// when a retry is useless.
 fn wait_after(error: &ClientError, tries: u32, jitter: u8) -> Option<Duration> {
     let ClientError::Api { status, .. } = error else { return None };
@@ -107,7 +107,7 @@ fn spread(wait: Duration, jitter: u8) -> Duration {
     wait.saturating_add(wait.saturating_mul(u32::from(jitter)) / 512)
 }
 
-/// The standard library seeds its hash maps from the kernel.
+/// The kernel seeds `RandomState`.
 fn jitter() -> u8 {
     let [byte, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
     byte
@@ -171,7 +171,6 @@ mod tests {
         ClientError::Connect { socket: "/s".into(), cause: std::io::ErrorKind::NotFound.into() }
     }
 
-    /// Repeats the last answer. Also returns the number of calls.
     fn calls(patience: Duration, answers: &[fn() -> Result<(), ClientError>]) -> (Result<(), ClientError>, usize) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let absence = Absence { patience, shows: |e| matches!(e, ClientError::Connect { .. }) };
@@ -190,7 +189,7 @@ mod tests {
         assert!(answer.is_ok() && made == 3, "{answer:?} after {made}");
         let (answer, made) = calls(Duration::ZERO, &[|| Err(absent())]);
         assert!(matches!(answer, Err(ClientError::Connect { .. })) && made == 1, "{answer:?} after {made}");
-        // Waits of 20, 40, 80 and 130 ms at least.
+        // Waits at least 20, 40, 80 and 130 ms.
         let (answer, made) = calls(Duration::from_millis(300), &[|| Err(absent())]);
         assert!(answer.is_err() && (2..=5).contains(&made), "{made}");
     }

@@ -7,10 +7,10 @@ use wharf_api::ContainerRoute;
 
 use crate::{fault::Fault, json::Object, rules::cut};
 
-/// Same limit as in the agent.
+/// The agent's limit.
 const MAX_ROUTES: usize = 64;
 
-/// A list of `{dst, gw?}`; `None` for an absent key. Ignores other keys of CNI 1.1.0.
+/// `{dst, gw?}`; `None` if absent. Ignores other keys of CNI 1.1.0.
 pub(crate) fn parse(root: &Object<'_>, key: &str) -> Result<Option<Vec<ContainerRoute>>, Fault> {
     if root.value(key).is_none() {
         return Ok(None);

@@ -1,11 +1,11 @@
-//! Rules for texts from outside. An error is the broken rule.
+//! Rules for external texts. An error is the broken rule.
 
 use std::net::IpAddr;
 
 use wharf_names::ids::MacAddr;
 pub(crate) use wharf_names::rules::{ifname, name};
 
-/// The agent's working directory differs from the runtime's.
+/// The agent has another working directory.
 pub(crate) fn netns(path: &str) -> Result<(), &'static str> {
     if path.starts_with('/') { Ok(()) } else { Err("must be an absolute path") }
 }
@@ -14,7 +14,7 @@ pub(crate) fn mac(text: &str) -> Result<String, &'static str> {
     text.parse().map(|mac: MacAddr| mac.to_string()).map_err(|e| e.reason)
 }
 
-/// Ignores the prefix length that other plugins require.
+/// Ignores a prefix length, which other plugins require.
 pub(crate) fn address(text: &str) -> Result<IpAddr, &'static str> {
     let rule = "is not an IP address";
     let (address, prefix) = text.split_once('/').map_or((text, None), |(address, prefix)| (address, Some(prefix)));

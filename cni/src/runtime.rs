@@ -1,4 +1,4 @@
-//! The container runtime that runs the plugin.
+//! The calling container runtime.
 
 use std::{fs::File, io::Read as _, os::unix::process::parent_id};
 
@@ -7,7 +7,7 @@ use wharf_names::rules::{MAX_PROGRAM_BYTES, is_program_byte};
 /// Parent's `/proc/PID/comm` (proc_pid_comm(5)).
 pub(crate) fn of_process() -> Option<String> {
     let parent = parent_id();
-    // 0: another PID namespace. 1 adopts orphans: the runtime has ended.
+    // 0: another PID namespace. 1: the runtime has ended.
     if parent <= 1 {
         return None;
     }
@@ -17,7 +17,7 @@ pub(crate) fn of_process() -> Option<String> {
     name(&comm)
 }
 
-/// The agent does not accept these bytes.
+/// Replaces bytes that the agent rejects.
 fn name(comm: &[u8]) -> Option<String> {
     let comm = comm.strip_suffix(b"\n").unwrap_or(comm);
     let name: String = comm

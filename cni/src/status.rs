@@ -11,11 +11,11 @@ use crate::{
     rules::cut,
 };
 
-/// Components whose failure limits existing endpoints.
+/// Their failure limits existing endpoints.
 const CARRIES_TRAFFIC: [&str; 1] = ["datapath"];
 const DEFAULT_POOL: &str = "default";
 
-/// Code 51: existing endpoints are limited; 50: ADD would fail. `delegated`: an IPAM plugin leases the addresses.
+/// Code 51: existing endpoints are limited; 50: ADD would fail. `delegated`: an IPAM plugin leases addresses.
 pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &AgentStatus) -> Result<(), Fault> {
     if let Some(refusal) = status.delegate.as_ref().and_then(|service| service.refusal.as_ref()) {
         let code = Code::of_service(refusal.code);
@@ -26,7 +26,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
         .map(|c| format!("{}: {}", c.name, c.message))
         .collect();
     let reasons = if unwell.is_empty() { "it is starting or stopping".into() } else { first_of(&unwell) };
-    // Programs run without the agent, so a silent component does not limit traffic.
+    // Programs outlive the agent: a silent component does not limit traffic.
     let limited = (status.components.iter())
         .any(|c| c.health >= Health::Degraded && c.stale_ms.is_none() && CARRIES_TRAFFIC.contains(&c.name.as_str()));
     if limited {
@@ -35,7 +35,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
     if !status.serving || status.components.iter().any(|c| c.health == Health::Failing) {
         return Err(Fault::new(Code::NotAvailable, format!("{subject}: the agent takes no new endpoints: {reasons}")));
     }
-    // The delegated service has reported addresses.
+    // Otherwise the delegated service reports addresses.
     if !delegated && status.delegate.is_none() {
         addresses(subject, conf, &status.ipam)?;
     }
@@ -45,7 +45,7 @@ pub(crate) fn verdict(subject: &str, conf: &NetConf, delegated: bool, status: &A
     Ok(())
 }
 
-/// ADD takes an address of each family of the pool; pools of pod annotations are unknown.
+/// ADD needs an address of each family of the pool; pools of annotations are unknown.
 fn addresses(subject: &str, conf: &NetConf, rows: &[PoolView]) -> Result<(), Fault> {
     let pool = conf.pool.as_deref().unwrap_or(DEFAULT_POOL);
     let mut families = rows.iter().filter(|row| row.name == pool).peekable();

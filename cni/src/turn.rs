@@ -1,5 +1,5 @@
-//! Serialises an attachment's commands with an IPAM plugin: a refused ADD or a late DEL would release the lease of
-//! another ADD. The plugin inherits the lock, which it keeps after a killed `wharf-cni`.
+//! Serialises an attachment's commands with an IPAM plugin: a refused ADD or late DEL would release another ADD's
+//! lease. The plugin inherits the lock and keeps it if `wharf-cni` is killed.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -21,14 +21,14 @@ use crate::{
 
 const TRIED_EACH: Duration = Duration::from_millis(10);
 
-/// Held until this process and the IPAM plugin have ended.
+/// Held until this process and the plugin have ended.
 pub(crate) struct Turn {
     path: PathBuf,
     _locked: File,
 }
 
 impl Turn {
-    /// `None` if no lock can be taken: commands then run unserialised.
+    /// `None` if the lock fails: the command runs unserialised.
     pub(crate) async fn take(
         conf: &NetConf,
         subject: &str,
@@ -49,7 +49,7 @@ impl Turn {
                 }
                 Ok(None) => tokio::time::sleep(TRIED_EACH).await,
                 Ok(turn) => return Ok(turn),
-                // Without a run directory no agent has run, so there is no endpoint.
+                // No run directory: no agent, no endpoint.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
                 Err(e) => {
                     let text = format_args!("{subject}: goes on without a lock on {}: {e}", path.display());
@@ -71,7 +71,7 @@ impl Turn {
             Err(TryLockError::WouldBlock) => return Ok(None),
             Err(TryLockError::Error(e)) => return Err(e),
         }
-        // The last holder may have removed the file.
+        // The last holder may have removed it.
         let own = file.metadata()?;
         if !fs::metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (own.dev(), own.ino())) {
             return Ok(None);
@@ -82,7 +82,7 @@ impl Turn {
 }
 
 impl Drop for Turn {
-    /// Under the lock; a waiter then creates a new file.
+    /// Removed under the lock; waiters create another file.
     fn drop(&mut self) {
         let _gone_already = fs::remove_file(&self.path);
     }
@@ -104,7 +104,6 @@ mod tests {
 
         let mut turn = take().expect("free again");
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-        // As if this process were killed.
         turn.path = directory.path().join("another");
         drop(turn);
         assert!(take().is_none());

@@ -1,9 +1,8 @@
-//! Bandwidth limits of an endpoint: a token bucket per direction.
+//! Bandwidth limits: a token bucket per direction.
 //!
-//! A bucket stores the time at which it is empty: it contains the rate multiplied by the time since then, at most the
-//! burst. A packet passes when the bucket is not empty, even if larger than the burst; packets then drop until the
-//! stored time. One race loses a charge: while a CPU advances the time of a full bucket, another CPU's charge is
-//! overwritten.
+//! A bucket stores the time at which it is empty: it contains the rate times the time since then, at most the burst. A
+//! packet of any size passes unless the bucket is empty. One race loses a charge: while a CPU advances a full bucket's
+//! time, it overwrites another CPU's charge.
 
 use core::{intrinsics, ptr};
 
@@ -15,17 +14,17 @@ use crate::{config::Config, maps::BANDWIDTH, test_packet};
 const NANOSECONDS: u64 = 1_000_000_000;
 const BITS: u64 = 8;
 
-/// Charges a forwarded packet to its bucket, except test packets and neighbour messages; true: drop the packet.
+/// Charges a forwarded packet, except test packets and neighbour messages; true: drop it.
 #[inline(always)]
 pub fn exceeds(ctx: &TcContext, config: Config, row: u32) -> bool {
     let direction = row / REASONS;
     config.limits(direction)
         && row % REASONS != DropReason::NeighbourAnswered as u32
-        // SAFETY: the program's context.
+        // SAFETY: the context.
         && unsafe { wharf_bandwidth(ctx.skb.skb, direction) } == EXCEEDS
 }
 
-/// Header bytes per further GSO segment, for IPv6 with TCP; others are overcharged. The container's segment count is
+/// Header bytes per further GSO segment (IPv6, TCP); others are overcharged. The container's segment count is not
 /// not trusted.
 const SEGMENT_HEADERS: u64 = 14 + 40 + 20;
 
@@ -33,7 +32,7 @@ const SEGMENT_HEADERS: u64 = 14 + 40 + 20;
 ///
 /// # Safety
 ///
-/// `skb`: the program's context.
+/// `skb`: the context.
 #[inline(always)]
 unsafe fn wire_bytes(skb: *mut __sk_buff) -> u64 {
     // SAFETY: the caller's contract.
@@ -48,7 +47,7 @@ const PASSES: u32 = 1;
 ///
 /// # Safety
 ///
-/// `skb`: the program's context.
+/// `skb`: the context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_bandwidth(skb: *mut __sk_buff, direction: u32) -> u32 {
@@ -56,7 +55,7 @@ pub unsafe extern "C" fn wharf_bandwidth(skb: *mut __sk_buff, direction: u32) ->
         return PASSES;
     }
     let Some(bucket) = BANDWIDTH.get_ptr_mut(direction) else { return PASSES };
-    // SAFETY: a map value, shared with user space: words are accessed whole, or atomically.
+    // SAFETY: a map value: words are accessed whole, or atomically.
     unsafe {
         let rate = ptr::read_volatile(&raw const (*bucket).rate);
         if rate == 0 {

@@ -1,4 +1,4 @@
-//! The endpoint's data for its programs: constants, and the row of `CONFIG`.
+//! The endpoint's data for its programs.
 
 use core::{
     mem::{offset_of, size_of},
@@ -13,7 +13,7 @@ use wharf_common::{
 
 use crate::{maps::CONFIG, parse::Ipv6Address};
 
-/// Frozen before verification, so the verifier knows every value.
+/// Frozen: the verifier knows every value.
 #[unsafe(no_mangle)]
 static CONSTS: Global<EndpointConsts> = Global::new(EndpointConsts {
     abi_version: wharf_common::ABI_VERSION,
@@ -32,7 +32,7 @@ const _: () = {
     assert!(size_of::<EndpointConfig>().is_multiple_of(size_of::<u64>()));
 };
 
-/// Volatile, because the loader writes the constant without the compiler's knowledge.
+/// Volatile: the loader writes the constant.
 macro_rules! constant {
     ($field:ident as $t:ty) => {{
         let consts = (&raw const CONSTS).cast::<EndpointConsts>();
@@ -46,7 +46,7 @@ pub fn endpoint_id() -> u32 {
     constant!(endpoint_id as u32)
 }
 
-/// Word `index` (0 to 2) of the adjacent container MAC and host MAC.
+/// Word 0 to 2 of container MAC and host MAC.
 #[inline(always)]
 pub fn macs(index: usize) -> u32 {
     let all = const { offset_of!(EndpointConsts, container_mac) / size_of::<u32>() };
@@ -61,12 +61,12 @@ pub fn debug() -> bool {
     constant!(debug as u32) != 0
 }
 
-/// Of `CONFIG`. User space replaces flags before addresses, so a half-written row refuses packets.
+/// Row of `CONFIG`. User space replaces flags before addresses: a half-written row refuses packets.
 #[derive(Clone, Copy)]
 pub struct Config(*const EndpointConfig);
 
 impl Config {
-    /// `None` only if the map lacks the row.
+    /// `None` only without the row.
     #[inline(always)]
     pub fn load() -> Option<Self> {
         CONFIG.get_ptr(CONFIG_ROW).map(Self)
@@ -82,7 +82,7 @@ impl Config {
         self.flags() & FLAG_TRACE != 0
     }
 
-    /// `direction`: a [`Direction`] as a number.
+    /// `direction`: a [`Direction`].
     #[inline(always)]
     pub fn limits(self, direction: u32) -> bool {
         self.flags() & limit_flag(Direction::Ingress) << direction != 0
@@ -136,7 +136,7 @@ impl Config {
     #[inline(always)]
     pub fn word(self, index: usize) -> u64 {
         debug_assert!(index < Self::WORDS);
-        // SAFETY: as in `flags`; inside the row. Volatile: reading again takes fewer instructions than keeping.
+        // SAFETY: as in `flags`; inside the row. Volatile: rereading takes fewer instructions than keeping.
         unsafe { ptr::read_volatile(self.0.cast::<u64>().add(index)) }
     }
 }

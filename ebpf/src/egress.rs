@@ -1,18 +1,18 @@
-//! Judges packets that a container sends, and decides where they go: half of the node program `judge`. Packets that
-//! [`crate::shortcut`] has judged come here only for their flow.
+//! Judges packets that a container sends, and decides where they go (node program `judge`). Packets judged by
+//! [`crate::shortcut`] come only for their flow.
 //!
-//! A packet that leaves here has the container's MAC and an IP of the endpoint as sources. Link-local IPv6 sources pass
-//! only in neighbour messages (node program `neighbour`). An IPv6 destination that embeds an IPv4 address is refused:
-//! it would match an IPv4 row of `ENDPOINTS`.
+//! Packets leave with the container's MAC and an IP of the endpoint as sources. Link-local IPv6 sources pass only in
+//! neighbour messages (node program `neighbour`). An IPv6 destination with an embedded IPv4 address is refused: it
+//! would match an IPv4 row of `ENDPOINTS`.
 //!
-//! Between endpoints the node is a router: the receiver's side decrements the TTL. A packet on its last hop goes to the
-//! stack, which informs the sender. This program writes to no packet, so the kernel need not unshare the packet's head.
+//! Between endpoints the node is a router: the receiver's side decrements the TTL. On its last hop, a packet goes to
+//! the stack, which informs the sender. This program writes to no packet, so the kernel unshares no head.
 //!
-//! An endpoint with **source prefixes** also sends from them. Such a packet takes the stack: its flow has no row of
-//! `STACK_PATHS`, and its answers take the stack anyway, because no row of `ENDPOINTS` has their destination.
+//! Packets from **source prefixes** take the stack: their answers take it anyway, because `ENDPOINTS` lacks the
+//! address.
 //!
-//! A **chained** endpoint's link may be a bridge port: a proven packet passes to any Ethernet destination. A redirected
-//! flow is dropped, because a bridge would forward it past the proxy.
+//! A **chained** endpoint's link may be a bridge port: any Ethernet destination passes, but a redirected flow drops,
+//! because a bridge would forward it past the proxy.
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
@@ -30,8 +30,8 @@ use crate::{
     test_packet,
 };
 
-/// `track` finds the packet's way. `may_send`: the endpoint's source prefixes contain the packet's source. An untracked
-/// test packet takes the direct way; one that asks policy ends here.
+/// `may_send`: a source prefix of the endpoint contains the source. Untracked test packets take the direct way; those
+/// that ask policy end here.
 #[inline(always)]
 pub fn run(
     ctx: &TcContext,
@@ -73,10 +73,10 @@ fn go_on(
     Verdict::new(ctx, own, Direction::Egress, reason, action).after(asked.peer.forwarded()).hand_over(ctx)
 }
 
-/// Result of [`way`]; not an endpoint id.
+/// Result of [`way`].
 const TO_PROXY: u32 = u32::MAX;
 
-/// The endpoint for direct delivery; zero for the node's stack.
+/// Endpoint for direct delivery; zero for the stack.
 #[inline(always)]
 fn way(
     ctx: &TcContext,
@@ -138,7 +138,7 @@ fn ipv4(
     if by_prefix && !may_send(ctx, own) {
         return Err(DropReason::InvalidSourceIp);
     }
-    // A published port's `route_localnet` makes the node's stack accept this packet.
+    // A published port's `route_localnet` makes the stack accept this.
     if parse::is_loopback4(packet.destination()) {
         return Err(DropReason::InvalidDestinationIp);
     }
@@ -153,7 +153,7 @@ fn ipv6(
     profile: Profile,
     may_send: impl Fn(&TcContext, u32) -> bool,
 ) -> Result<Peer, DropReason> {
-    // First, because solicitations are multicast from link-local sources.
+    // First: solicitations are multicast from link-local sources.
     if parse::ipv6(ctx)?.is_icmp() {
         parse::gather(ctx, MESSAGE_BYTES)?;
         if is_discovery(ctx)? {
@@ -175,7 +175,7 @@ fn ipv6(
     to(profile, by_prefix, packet.destination(), packet.hop_limit())
 }
 
-/// The stack ignores a frame to another unicast MAC, which would count as forwarded. Chained endpoints can have other
+/// The stack ignores frames to other unicast MACs: they must not count as forwarded. Chained endpoints can have
 /// neighbours.
 #[inline(always)]
 fn addressed_to_host<T>(profile: Profile, packet: Framed<T>) -> Result<(), DropReason> {

@@ -14,7 +14,7 @@ pub fn endpoint(address: Ipv6Address) -> Option<&'static EndpointRow> {
     unsafe { ENDPOINTS.get(address.as_shared()) }
 }
 
-/// The longest prefix in `IPCACHE` that contains the address. With rules, every address has one.
+/// By longest prefix in `IPCACHE`; with rules, every address has one.
 #[inline(always)]
 pub fn peer(address: Ipv6Address) -> Option<&'static PeerRow> {
     IPCACHE.get(Whole::new(*address.as_shared()).as_shared())

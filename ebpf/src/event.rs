@@ -1,4 +1,4 @@
-//! Reports a packet through the `EVENTS` ring, within the endpoint's budget. A node program writes the record.
+//! Reports a packet through the `EVENTS` ring, within the endpoint's budget.
 
 use core::ptr;
 
@@ -18,17 +18,17 @@ use crate::{
 };
 
 const WINDOW_NS: u64 = 1_000_000_000;
-/// `BPF_RB_AVAIL_DATA` of linux/bpf.h: unread bytes.
+/// `BPF_RB_AVAIL_DATA` of linux/bpf.h.
 const UNREAD: u64 = 0;
 /// `BPF_RB_RING_SIZE` of linux/bpf.h, bytes.
 const SIZE: u64 = 1;
 
-/// Sends an event with this counter row's direction and reason; then the packet goes to endpoint `receiver`, or if zero
+/// Sends an event with this counter row's direction and reason. Then the packet goes to endpoint `receiver`; if zero,
 /// the hook returns `action`. Returns the hook's return value; `None` if no event is sent.
 #[inline(always)]
 pub fn emit(ctx: &TcContext, kind: EventKind, row: u32, receiver: u32, action: i32) -> Option<i32> {
     let told = kind as u32 | row << 8 | (action as u32) << 16;
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     match unsafe { wharf_event(ctx.skb.skb, told, receiver) } {
         NOT_SENT => None,
         action => Some(action as i32),
@@ -38,11 +38,11 @@ pub fn emit(ctx: &TcContext, kind: EventKind, row: u32, receiver: u32, action: i
 /// Not a `TC_ACT_*`.
 const NOT_SENT: u32 = u32::MAX;
 
-/// [`emit`] as a global function. A tail call ends it, with the called program's result.
+/// A tail call ends it, with the called program's result.
 ///
 /// # Safety
 ///
-/// `skb`: the program's context.
+/// `skb`: the context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u32) -> u32 {
@@ -60,7 +60,7 @@ pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u
     // SAFETY: the helper takes the map and reads its positions.
     let query = |what| unsafe { bpf_ringbuf_query((&raw const EVENTS).cast_mut().cast(), what) };
     let size = query(SIZE);
-    // The last sixteenth is room for one record per CPU between check and write.
+    // The last sixteenth is for racing CPUs, a record each.
     if query(UNREAD) + (size >> 4) <= size {
         let Some(config) = Config::load() else { return not_sent() };
         let words = handoff::with_epoch(config, receiver, [config.identity(), told]);
@@ -70,7 +70,7 @@ pub unsafe extern "C" fn wharf_event(skb: *mut __sk_buff, told: u32, receiver: u
     not_sent()
 }
 
-/// Volatile: a compiler that knows the value uses it as the result of every call.
+/// Volatile: a known value becomes the result of every call.
 #[inline(always)]
 fn not_sent() -> u32 {
     let value = NOT_SENT;
@@ -78,7 +78,7 @@ fn not_sent() -> u32 {
     unsafe { ptr::read_volatile(&raw const value) }
 }
 
-/// The arguments of [`emit`] for the node program.
+/// [`emit`]'s arguments for the node program.
 pub struct Told {
     pub words: Words,
     pub kind: u32,
@@ -91,7 +91,6 @@ pub struct Told {
 }
 
 impl Told {
-    /// Decodes the packet's words.
     #[inline(always)]
     pub fn of(words: Words) -> Self {
         let last = words.0[4];
@@ -107,11 +106,11 @@ impl Told {
     }
 }
 
-/// Takes one event of this second's budget. Racing CPUs can each exceed it by one.
+/// Takes one event of this second's budget.
 #[inline(always)]
 fn within_budget(now: u64) -> bool {
     let Some(budget) = EVENT_BUDGET.get_ptr_mut(0) else { return false };
-    // SAFETY: a map value, shared by CPUs: words are accessed whole, or atomically.
+    // SAFETY: a map value: words are accessed whole, or atomically.
     unsafe {
         if now.wrapping_sub(ptr::read_volatile(&raw const (*budget).window_ns)) >= WINDOW_NS {
             ptr::write_volatile(&raw mut (*budget).window_ns, now);

@@ -20,7 +20,6 @@ pub fn floor(_ctx: TcContext) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual BSD/GPL\0";
 
-/// As in the library.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

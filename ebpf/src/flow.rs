@@ -1,22 +1,21 @@
-//! Requests for the way of a packet with proven source or destination.
+//! Requests for a packet's way.
 
 use wharf_common::{Direction, DropReason};
 
 use crate::profile::Profile;
 
-/// The endpoint at the other end of a packet.
 #[derive(Clone, Copy)]
 pub struct Peer {
-    /// Zero for none, and for an endpoint that only the stack reaches.
+    /// Zero for none, and if only the stack reaches it.
     pub endpoint_id: u32,
-    /// Low half, also for an endpoint behind the stack: the flow's row is right at both ends.
+    /// Low half, also behind the stack: the row is right at both ends.
     pub epoch: u32,
 }
 
 impl Peer {
     pub const STACK: Self = Self { endpoint_id: 0, epoch: 0 };
 
-    /// The counter of packets to this peer.
+    /// Counter of packets to this peer.
     #[inline(always)]
     pub fn forwarded(self) -> DropReason {
         if self.endpoint_id == 0 { DropReason::ForwardedStack } else { DropReason::ForwardedLocal }
@@ -25,10 +24,9 @@ impl Peer {
 
 /// Flags in [`Asked::numbers`].
 const INGRESS: u32 = 1 << 14;
-/// Packets between endpoints always take the stack, so no path is recorded.
+/// Packets between endpoints always take the stack: no path is recorded.
 const LOCAL_BY_STACK: u32 = 1 << 15;
 
-/// A request for a packet's way.
 #[derive(Clone, Copy)]
 pub struct Asked {
     /// Endpoint of the hook.
@@ -54,7 +52,6 @@ impl Asked {
         [self.own | self.peer.endpoint_id << 16 | direction | local_by_stack, self.own_epoch, self.peer.epoch]
     }
 
-    /// Decodes [`Self::numbers`].
     #[inline(always)]
     pub fn of([ids, own_epoch, peer_epoch]: [u32; 3]) -> Self {
         Self {
@@ -67,13 +64,13 @@ impl Asked {
     }
 }
 
-/// As wide as a [`DropReason`]: a result has one payload slot for both. With two, the verifier rejects computations
+/// As wide as a [`DropReason`]: in a result with two payload slots, the verifier rejects computations with the
 /// with the unwritten one.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Direct,
     Stack,
-    /// To a socket of the node, by the packet's mark.
+    /// To a local socket, by the packet's mark.
     Proxy,
 }

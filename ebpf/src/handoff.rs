@@ -1,10 +1,11 @@
-//! Data for a tail-called program: the five words of `__sk_buff.cb`.
+//! Data for a tail-called program: the words of `__sk_buff.cb`. Functions that call a program return only if it is
+//! missing.
 //!
-//! Node programs ([`NODE_CALLS`]) know an endpoint by the id in the words and its [`crate::profile`], and return a
-//! [`Verdict`] to its `deliver`.
+//! Node programs find an endpoint's [`crate::profile`] by the id in the words, and return a [`Verdict`] to its
+//! `deliver`.
 //!
-//! Words 0 and 1 take a test packet's verdict. Only events, and [`track`] for packets from the stack, put other data
-//! there; neither handles test packets.
+//! Words 0 and 1 take a test packet's verdict. Only events, and [`track`] for packets from the stack, use them
+//! otherwise; neither handles test packets.
 
 use core::ptr;
 
@@ -29,22 +30,22 @@ use crate::{
 
 const WORDS: usize = 5;
 const _: () = assert!((MAX_ENDPOINT_ID + 1).is_power_of_two(), "a mask for endpoint ids");
-/// High half of the last word: a [`Verdict`]. A sender of another build can leave other words there; a packet mistaken
-/// for a verdict reaches at most the node's stack.
+/// High half of the last word: a [`Verdict`]. A packet of another build's program, mistaken for a verdict, reaches at
+/// most the stack.
 const IS_VERDICT: u32 = 0x5746_0000;
-/// High half of the last word: unjudged, at this endpoint's hook. Low half: the [`Direction`] and [`FROM_STACK`].
+/// High half of the last word: unjudged, at this endpoint's hook. Low half: [`Direction`] and [`FROM_STACK`].
 const IS_UNJUDGED: u32 = 0x5755_0000;
 /// Last word of a [`Verdict`]: counted as forwarded.
 const COUNTED: u32 = 1 << 5;
 /// With [`COUNTED`]: as [`DropReason::ForwardedStack`].
 const COUNTED_STACK: u32 = 1 << 6;
 const _: () = assert!(DropReason::ForwardedLocal as u32 == 0 && DropReason::ForwardedStack as u32 == 1);
-/// Shift of the `METRICS` row in a [`Verdict`]'s last word.
+/// Last word of a [`Verdict`]: `METRICS` row.
 const ROW_SHIFT: u32 = 8;
 const _: () = assert!(METRICS_MAX <= 1 << 8);
-/// Flag with the ids: from the node's stack.
+/// Flag with the ids: from the stack.
 pub const FROM_STACK: u32 = 1 << 14;
-/// Flag with the ids: already counted as forwarded.
+/// Flag with the ids: counted as forwarded.
 pub const RECORDED: u32 = 1 << 30;
 
 #[derive(Clone, Copy)]
@@ -54,9 +55,9 @@ impl Words {
     #[inline(always)]
     pub fn of(ctx: &TcContext) -> Self {
         let mut words = [0; WORDS];
-        // Volatile: the verifier wants each word accessed separately.
+        // Volatile: the verifier wants separate accesses.
         for (index, word) in words.iter_mut().enumerate() {
-            // SAFETY: the program's context; a classifier may read `cb`.
+            // SAFETY: the context; a classifier may read `cb`.
             *word = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).cb[index]) };
         }
         Self(words)
@@ -79,25 +80,24 @@ impl Words {
         self.0[2] & MAX_ENDPOINT_ID
     }
 
-    /// Receiving endpoint, or zero.
+    /// Zero for none.
     #[inline(always)]
     pub fn receiver(self) -> u32 {
         self.0[2] >> 16 & MAX_ENDPOINT_ID
     }
 
-    /// [`judge`] did not write the words.
+    /// False if [`judge`] wrote the words.
     #[inline(always)]
     pub fn is_from_endpoint(self) -> bool {
         self.0[4] & 0xffff_0000 != IS_UNJUDGED
     }
 
-    /// Direction of a packet that [`judge`] or [`deliver`] passed on.
+    /// Direction by [`judge`] or [`deliver`].
     #[inline(always)]
     fn judged(self) -> Direction {
         if self.0[4] & Direction::Egress as u32 == 0 { Direction::Ingress } else { Direction::Egress }
     }
 
-    /// Direction, and flags for the node program `judge`.
     #[inline(always)]
     pub fn to_judge(self) -> (Direction, u32) {
         (self.judged(), self.0[4] & FROM_STACK)
@@ -109,19 +109,19 @@ impl Words {
         if self.has(RECORDED) { self.asked().direction } else { self.judged() }
     }
 
-    /// Of a packet from the stack, by [`track`].
+    /// Written by [`track`] for a packet from the stack.
     #[inline(always)]
     pub fn container_mac(self) -> Mac {
         Mac::of([self.0[0], self.0[1]])
     }
 
-    /// The request of [`track`].
+    /// Written by [`track`].
     #[inline(always)]
     pub fn asked(self) -> Asked {
         Asked::of([self.0[2], self.0[3], self.0[4]])
     }
 
-    /// The caller's epoch, by [`with_epoch`].
+    /// Written by [`with_epoch`].
     #[inline(always)]
     pub fn epoch(self) -> u64 {
         u64::from(self.0[0]) | u64::from(self.0[1]) << 32
@@ -134,20 +134,20 @@ fn put(ctx: &TcContext, index: usize, word: u32) {
     unsafe { ptr::write_volatile(&raw mut (*ctx.skb.skb).cb[index], word) };
 }
 
-/// Word 2. Ids have 14 bits, and the two bits above each are free.
+/// Word 2: ids of 14 bits, each below two free bits.
 #[inline(always)]
 pub fn pair(receiver: u32) -> u32 {
     config::endpoint_id() | receiver << 16
 }
 
-/// Words that begin with this endpoint's epoch.
+/// This endpoint's epoch, ids, `rest`.
 #[inline(always)]
 pub fn with_epoch(config: Config, receiver: u32, rest: [u32; 2]) -> Words {
     let epoch = config.epoch();
     Words([epoch as u32, (epoch >> 32) as u32, pair(receiver), rest[0], rest[1]])
 }
 
-/// Continues in this endpoint's `deliver` with an unjudged packet. Without `deliver`, it is dropped, uncounted.
+/// Continues in this endpoint's `deliver` with an unjudged packet; drops it, uncounted, if that is missing.
 #[inline(always)]
 pub fn judge(ctx: &TcContext, direction: Direction, flags: u32) -> i32 {
     put(ctx, 2, config::endpoint_id());
@@ -155,8 +155,8 @@ pub fn judge(ctx: &TcContext, direction: Direction, flags: u32) -> i32 {
     to_own_deliver(ctx)
 }
 
-/// Continues in the `deliver` of the endpoint in word 2. The id is read back: for an index known to the verifier, the
-/// kernel compiles a direct jump, and changing the slot waits for a grace period (20 ms of each DEL).
+/// Continues in the `deliver` of the endpoint in word 2. The id is read back: for an index that the verifier knows, the
+/// kernel compiles a direct jump, and a change of the slot waits for a grace period (20 ms of each DEL).
 #[inline(always)]
 fn to_own_deliver(ctx: &TcContext) -> i32 {
     // SAFETY: as in `Words::of`.
@@ -166,14 +166,13 @@ fn to_own_deliver(ctx: &TcContext) -> i32 {
     TC_ACT_SHOT
 }
 
-/// Continues in a node program. Returns only if it is missing.
 #[inline(always)]
 pub fn call(ctx: &TcContext, program: NodeCall, ids: u32) {
     put(ctx, 2, ids);
     jump(ctx, program);
 }
 
-/// Continues in the node program that finds the flow of a packet already counted as forwarded. Words:
+/// Continues in `established` with a packet counted as forwarded. Words: the container's MAC if from the stack, then
 /// [`Asked::numbers`], after the container's MAC if from the stack. Returns only if the program is missing.
 #[inline(always)]
 pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) {
@@ -195,13 +194,12 @@ pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) 
     jump(ctx, NodeCall::Established);
 }
 
-/// Continues in `judge` with the words of [`track`]. Returns only if the program is missing.
+/// With the words of [`track`].
 #[inline(always)]
 pub fn judge_tracked(ctx: &TcContext) {
     jump(ctx, NodeCall::Judge);
 }
 
-/// Returns only if the program is missing.
 #[inline(always)]
 pub fn call_event(ctx: &TcContext, words: Words) {
     words.put(ctx);
@@ -214,7 +212,6 @@ fn jump(ctx: &TcContext, program: NodeCall) {
     unsafe { NODE_CALLS.tail_call(ctx, program as u32) };
 }
 
-/// Passes the packet to an endpoint's `deliver`. Returns only if it is missing.
 #[inline(always)]
 pub fn deliver(ctx: &TcContext, receiver: u32) {
     put(ctx, 4, 0);
@@ -222,15 +219,14 @@ pub fn deliver(ctx: &TcContext, receiver: u32) {
     unsafe { CALLS.tail_call(ctx, receiver) };
 }
 
-/// To the container's side of the veth with host side `ifindex`, without queue or second hook.
+/// To the container, without queue or second hook.
 #[inline(always)]
 pub fn redirect_peer(ifindex: u32) -> i32 {
     // SAFETY: a helper without pointers.
     unsafe { bpf_redirect_peer(ifindex, 0) as i32 }
 }
 
-/// A decision for the endpoint's `deliver`. Encoded: each two-valued number would be a branch, and the verifier follows
-/// both ways.
+/// A decision for the endpoint's `deliver`. Encoded: the verifier follows both ways of each branch on a number.
 #[derive(Clone, Copy)]
 pub struct Verdict {
     ids: u32,
@@ -253,7 +249,7 @@ impl Verdict {
         Self { ids: self.ids | receiver << 16, ..self }
     }
 
-    /// Already counted as `counted`, [`DropReason::ForwardedLocal`] or [`DropReason::ForwardedStack`].
+    /// After a count as [`DropReason::ForwardedLocal`] or [`DropReason::ForwardedStack`].
     #[inline(always)]
     pub fn after(self, counted: DropReason) -> Self {
         let stack = if matches!(counted, DropReason::ForwardedStack) { COUNTED_STACK } else { 0 };
@@ -266,7 +262,6 @@ impl Verdict {
         (last & 0xffff_0000 == IS_VERDICT).then_some(Self { ids, bytes, last })
     }
 
-    /// Passes the verdict to the endpoint's `deliver`.
     #[inline(always)]
     pub fn hand_over(self, ctx: &TcContext) -> i32 {
         put(ctx, 2, self.ids);
@@ -275,7 +270,7 @@ impl Verdict {
         to_own_deliver(ctx)
     }
 
-    /// Next endpoint, or zero.
+    /// Zero for none.
     #[inline(always)]
     pub fn receiver(self) -> u32 {
         self.ids >> 16 & MAX_ENDPOINT_ID
@@ -292,14 +287,14 @@ impl Verdict {
         (self.last & 0x07) as i32
     }
 
-    /// False for packets already redirected to the proxy.
+    /// Not redirected to the proxy.
     #[inline(always)]
     pub fn is_for_container(self) -> bool {
         let to_proxy = metrics_index(Direction::Ingress, DropReason::Redirected);
         self.action() == TC_ACT_REDIRECT && self.receiver() == 0 && self.row() != to_proxy
     }
 
-    /// `METRICS` row that already counted the packet.
+    /// `METRICS` row that counted the packet.
     #[inline(always)]
     pub fn counted(self) -> Option<u32> {
         (self.last & COUNTED != 0).then_some(direction_of(self.row()) | ((self.last & COUNTED_STACK) / COUNTED_STACK))

@@ -1,11 +1,10 @@
 //! Entry of the endpoint programs.
 //!
 //! - Ordinary packets are judged here ([`shortcut`]), counted optimistically as forwarded, and continue in the node
-//!   program for their flow. A different verdict returns to `deliver`, which corrects the counters.
-//! - Other packets go through `deliver` to the node program that judges them, and back. Only `deliver` has the code for
-//!   that, because the verifier walks each program of each endpoint.
-//!
-//! Counters thus decrease only for a denied flow, and for a local packet whose flow takes the node's stack.
+//!   program for their flow. `deliver` corrects the counters after another verdict, so counters decrease only for a
+//!   denied flow, and for a local packet whose flow takes the stack.
+//! - Other packets go through `deliver` to the node program that judges them, and back. Only `deliver` has that code:
+//!   the verifier walks each program of each endpoint.
 
 use aya_ebpf::{bindings::TC_ACT_SHOT, programs::TcContext};
 use wharf_common::{Direction, DropReason, drop_reason::metrics_index, map::NodeCall};
@@ -17,7 +16,6 @@ use crate::{
     metrics, profile, shortcut, test_packet, verdict,
 };
 
-/// Handles a packet from the container; returns the hook's return value.
 #[inline(always)]
 pub fn send(ctx: &TcContext) -> i32 {
     if let Some(config) = Config::load()
@@ -28,7 +26,6 @@ pub fn send(ctx: &TcContext) -> i32 {
     handoff::judge(ctx, Direction::Egress, 0)
 }
 
-/// Handles a packet from the node's stack; returns the hook's return value.
 #[inline(always)]
 pub fn receive(ctx: &TcContext) -> i32 {
     if let Some(config) = Config::load()
@@ -43,7 +40,7 @@ pub fn receive(ctx: &TcContext) -> i32 {
 fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) -> i32 {
     let forwarded = peer.forwarded();
     let row = metrics_index(direction, forwarded);
-    // `shortcut::received` excludes test packets.
+    // [`shortcut::received`] excludes test packets.
     if matches!(direction, Direction::Egress) && test_packet::is_test(ctx) {
         test_packet::report(ctx, row);
     } else {
@@ -53,10 +50,7 @@ fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) -> i
     dropped(ctx, direction, DropReason::NoNodeProgram).after(forwarded).hand_over(ctx)
 }
 
-/// In `deliver`: handles a packet from another endpoint, or an unjudged packet.
-///
-/// # Errors
-/// A drop.
+/// Handles a packet from another endpoint, or an unjudged packet, in `deliver`. Error: a drop.
 #[inline(always)]
 pub fn deliver(ctx: &TcContext, words: Words) -> Result<i32, Verdict> {
     let (direction, flags) = words.to_judge();
@@ -67,7 +61,7 @@ pub fn deliver(ctx: &TcContext, words: Words) -> Result<i32, Verdict> {
         if test_packet::is_test(ctx) {
             verdict::record(ctx, row, ctx.len());
         } else {
-            // Not `verdict::record`: that call costs 8 ns.
+            // Not `verdict::record`, which costs 8 ns.
             metrics::count(row, ctx.len());
         }
         return Ok(handoff::redirect_peer(config.ifindex()));

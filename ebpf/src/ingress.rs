@@ -1,8 +1,8 @@
-//! Judges packets to a container, from the stack or another endpoint: half of the node program `judge`. Only IP packets
-//! to the container's address pass, and from the stack those to its source prefixes. Packets that [`crate::shortcut`]
-//! has judged need only their flow and Ethernet destination.
+//! Judges packets to a container, from the stack or another endpoint (node program `judge`). Only IP packets to the
+//! container's address pass, and from the stack those to its source prefixes. Packets judged by [`crate::shortcut`]
+//! need only their flow and Ethernet destination.
 //!
-//! Packets to a chained endpoint keep their Ethernet addresses; its neighbour messages continue in `neighbour`.
+//! Chained endpoints' packets keep their Ethernet addresses; neighbour messages continue in `neighbour`.
 
 use aya_ebpf::{
     bindings::{TC_ACT_OK, TC_ACT_REDIRECT, TC_ACT_SHOT},
@@ -20,8 +20,7 @@ use crate::{
     turn::turn,
 };
 
-/// `track` finds the flow of a tracked packet from the stack. `may_receive`: the endpoint's source prefixes contain the
-/// packet's destination.
+/// `may_receive`: a source prefix of the endpoint contains the destination.
 #[inline(always)]
 pub fn run(
     ctx: &TcContext,
@@ -77,8 +76,8 @@ fn judge(
 /// Decides whether the packet may enter, and sets its Ethernet addresses. Decrements the TTL (more than one) of a
 /// packet from another endpoint.
 ///
-/// Neighbour messages need no rule: they are valid only with hop limit 255, which another endpoint's messages have lost
-/// on the way; the node's interface sends none, and a privileged process on the node may forge them.
+/// Neighbour messages need no rule: they need hop limit 255, which routing decrements, and only a privileged process on
+/// the node can forge them.
 #[inline(always)]
 fn accept(
     ctx: &TcContext,
@@ -101,8 +100,7 @@ fn accept(
         }
         EtherType::Ipv6 => {
             let packet: Framed<Ipv6> = parse::ipv6(ctx)?;
-            // Before the address check (solicitations are multicast), and before policy (neighbours must be
-            // resolvable).
+            // Before the address check (solicitations are multicast) and policy.
             if profile.chained() && packet.is_icmp() && is_discovery(ctx)? {
                 return Err(to_neighbour(ctx, own));
             }
@@ -115,7 +113,7 @@ fn accept(
             }
         }
         EtherType::Arp if profile.chained() => return Err(to_neighbour(ctx, own)),
-        // The node knows the container's MAC without ARP.
+        // The node knows the container's MAC.
         EtherType::Arp => return Err(DropReason::NeighbourUnknown),
     }
     if !profile.chained() {

@@ -1,22 +1,10 @@
-//! Shared parts of Wharf's BPF programs. An *endpoint program* is loaded per endpoint; a *node program* is loaded once
-//! and serves all endpoints by tail call. A *global function* is exported and takes only the context and numbers, so
-//! that the verifier checks it once and not at every call. Modules use only modules further down:
+//! Shared parts of Wharf's BPF programs. An *endpoint program* is loaded per endpoint, a *node program* once; it serves
+//! all endpoints by tail call. A *global function* takes only the context (`__sk_buff`) and numbers: the verifier
+//! checks it once, not at every call.
 //!
-//! | module | content |
-//! |---|---|
-//! | [`head`] | start of the endpoint programs |
-//! | [`egress`], [`ingress`] | decisions of the node program `judge` |
-//! | [`shortcut`] | packets that endpoint programs judge |
-//! | [`verdict`] | records every decision |
-//! | [`event`], [`metrics`], [`test_packet`] | events; counters; test packets, which leave neither |
-//! | [`bandwidth`] | token buckets |
-//! | [`neighbour`], [`flow`] | neighbour messages; requests for a packet's flow |
-//! | [`handoff`] | data for a tail-called program |
-//! | [`turn`] | packets from the stack to the proxy |
-//! | [`endpoints`] | addresses of local endpoints |
-//! | [`profile`], [`config`] | the endpoint's data for node programs; for its own |
-//! | [`maps`] | the maps |
-//! | [`parse`], [`atomic`], [`whole`] | packet headers; atomic additions; keys of longest-prefix searches |
+//! Modules use only modules further down: [`head`]; [`egress`], [`ingress`]; [`shortcut`]; [`verdict`]; [`event`],
+//! [`metrics`], [`test_packet`]; [`bandwidth`]; [`neighbour`], [`flow`]; [`handoff`]; [`turn`]; [`endpoints`];
+//! [`profile`], [`config`]; [`maps`]; [`parse`], [`atomic`], [`whole`].
 #![no_std]
 // `core::sync::atomic` lacks `atomic_xadd`.
 #![feature(core_intrinsics)]

@@ -1,5 +1,4 @@
-//! The maps (`wharf_common::map` describes them). The loader uses the statics' names. All but the last four are
-//! node-wide.
+//! The maps, described in `wharf_common::map`. The loader uses the statics' names.
 
 use aya_ebpf::{
     bindings::{BPF_F_MMAPABLE, BPF_F_NO_PREALLOC},
@@ -25,11 +24,9 @@ pub static ENDPOINTS: HashMap<EndpointKey, EndpointRow, { ENDPOINTS_MAX as usize
 #[btf_map]
 pub static CALLS: ProgramArray<{ CALLS_MAX as usize }> = ProgramArray::new();
 
-/// By `NodeCall`.
 #[btf_map]
 pub static NODE_CALLS: ProgramArray<{ NODE_CALLS_MAX as usize }> = ProgramArray::new();
 
-/// By endpoint id.
 #[btf_map]
 pub static PROFILES: Array<EndpointProfile, { PROFILES_MAX as usize }> = Array::new();
 
@@ -39,18 +36,15 @@ pub static EVENTS: RingBuf<Event, { EVENTS_BYTES as usize }> = RingBuf::new();
 #[btf_map]
 pub static STACK_PATHS: LruHashMap<StackPathKey, StackPathRow, { STACK_PATHS_MAX as usize }> = LruHashMap::new();
 
-/// By endpoint id; zero for none.
 #[btf_map]
 pub static STACK_USERS: Array<u64, { STACK_USERS_MAX as usize }> = Array::new();
 
-/// By host ifindex.
 #[btf_map]
 pub static SOURCES: HashMap<u32, SourcesRow, { SOURCES_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 
 #[btf_map]
 pub static FLOWS: HashMap<FlowKey, FlowRow, { FLOWS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> = HashMap::new();
 
-/// By endpoint id and place.
 #[btf_map]
 pub static FLOWS_RECENT: HashMap<u32, FlowKey, { FLOWS_RECENT_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
@@ -58,7 +52,6 @@ pub static FLOWS_RECENT: HashMap<u32, FlowKey, { FLOWS_RECENT_MAX as usize }, { 
 #[btf_map]
 pub static FLOWS_NEW: LruHashMap<FlowKey, FlowRow, { FLOWS_NEW_MAX as usize }> = LruHashMap::new();
 
-/// By endpoint id and place.
 #[btf_map]
 pub static FRAGMENT_SLOTS: HashMap<u32, FragmentSlot, { FRAGMENT_SLOTS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
@@ -66,14 +59,12 @@ pub static FRAGMENT_SLOTS: HashMap<u32, FragmentSlot, { FRAGMENT_SLOTS_MAX as us
 #[btf_map]
 pub static FRAGMENTS: LruHashMap<FragmentKey, FragmentRow, { FRAGMENTS_MAX as usize }> = LruHashMap::new();
 
-/// By endpoint id.
 #[btf_map]
 pub static FLOW_USE: Array<FlowUse, { FLOW_USE_MAX as usize }> = Array::new();
 
 #[btf_map]
 pub static FLOW_TOTALS: Array<FlowTotals, 1> = Array::new();
 
-/// Connections to the proxies, by the client's endpoint id.
 #[btf_map]
 pub static PROXY_USE: Array<ProxyUse, { PROXY_USE_MAX as usize }, { BPF_F_MMAPABLE as usize }> = Array::new();
 
@@ -87,7 +78,6 @@ pub static POLICY_PORTS: LpmTrie<PortKey, u32, { POLICY_PORTS_MAX as usize }> = 
 pub static POLICY_CELLS: HashMap<CellKey, CellRow, { POLICY_CELLS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =
     HashMap::new();
 
-/// By endpoint id.
 #[btf_map]
 pub static POLICY_SETS: Array<SetsRow, { POLICY_SETS_MAX as usize }> = Array::new();
 
@@ -103,7 +93,6 @@ pub static CONFIG: Array<EndpointConfig, { CONFIG_ROW as usize + 1 }> = Array::n
 #[btf_map]
 pub static METRICS: PerCpuArray<Counter, { METRICS_MAX as usize }> = PerCpuArray::new();
 
-/// By direction.
 #[btf_map]
 pub static BANDWIDTH: Array<Bucket, { BANDWIDTH_MAX as usize }> = Array::new();
 

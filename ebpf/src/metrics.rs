@@ -28,7 +28,7 @@ pub fn count(row: u32, bytes: u32) {
     }
 }
 
-/// Subtracts a packet that the same run counted.
+/// Subtracts a packet of the same run.
 #[inline(always)]
 pub fn take_back(row: u32, bytes: u32) {
     if let Some(row) = METRICS.get_ptr_mut(row) {

@@ -5,7 +5,7 @@ use wharf_common::DropReason;
 
 use crate::parse::{ETHERNET_BYTES, Framed, HEADERS_BYTES, Ipv6, Ipv6Address, Mac};
 
-/// ARP for IPv4 over Ethernet (RFC 826). Network byte order; `u16` words because of the alignment.
+/// RFC 826, IPv4 over Ethernet. Network byte order; `u16` words for the alignment.
 #[repr(C)]
 pub struct Arp {
     pub hardware: u16,
@@ -40,7 +40,7 @@ pub struct MessageWithOption {
     pub mac: Mac,
 }
 
-/// The common start of ICMPv6 messages.
+/// Start of ICMPv6 messages.
 #[repr(C)]
 pub struct IcmpHead {
     pub ip: Ipv6,
@@ -57,7 +57,7 @@ const _: () = {
     assert!(ETHERNET_BYTES + size_of::<Arp>() <= HEADERS_BYTES);
 };
 
-/// Longest message read in place, with Ethernet header.
+/// Longest message, with Ethernet header.
 pub const MESSAGE_BYTES: usize = ETHERNET_BYTES + size_of::<MessageWithOption>();
 
 #[inline(always)]
@@ -65,11 +65,9 @@ pub fn joined(address: [u16; 2]) -> u32 {
     u32::from(address[0]) | u32::from(address[1]) << 16
 }
 
-/// True for neighbour discovery (RFC 4861, 4): ICMPv6 types 133 to 137.
+/// ICMPv6 types 133 to 137 (RFC 4861, 4).
 ///
-/// # Errors
-///
-/// `Malformed` if too short for ICMPv6.
+/// Error: `Malformed` if too short for ICMPv6.
 #[inline(always)]
 pub fn is_discovery(ctx: &TcContext) -> Result<bool, DropReason> {
     let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;

@@ -1,5 +1,5 @@
-//! The object `overlay`: judges what arrives at the overlay's device. A node may send its own containers' packets, and
-//! its own. Neither maps nor the library of the other objects are used: all of its state goes with the device.
+//! The object `overlay`: a node may send only its own packets and its containers' to the overlay's device. Uses no maps
+//! or library of the other objects: all state goes with the device.
 #![no_std]
 #![no_main]
 
@@ -20,7 +20,7 @@ use wharf_common::{
     overlay::{OVERLAY_DROPS_MAX, OVERLAY_NODES_MAX, OverlayDrop, OverlayRow},
 };
 
-/// `EndpointKey` in words: the compiler joins smaller parts, and the verifier refuses writes that are not aligned.
+/// `EndpointKey` in words: the verifier refuses unaligned writes, into which the compiler joins smaller parts.
 type Address = [u64; 2];
 
 #[btf_map]
@@ -29,32 +29,32 @@ static OVERLAY_NODES: LpmTrie<Address, OverlayRow, { OVERLAY_NODES_MAX as usize 
 #[btf_map]
 static OVERLAY_DROPS: PerCpuArray<Counter, { OVERLAY_DROPS_MAX as usize }> = PerCpuArray::new();
 
-/// `ETH_P_IP` and `ETH_P_IPV6` of `linux/if_ether.h`, in network byte order.
+/// `linux/if_ether.h`, network byte order.
 const IPV4: u32 = 0x0800_u16.to_be() as u32;
 const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 /// `ETH_HLEN`.
 const ETHERNET: usize = 14;
-/// Offsets of the source (RFC 791, RFC 8200).
+/// RFC 791, RFC 8200.
 const SOURCE4: usize = ETHERNET + 12;
 const SOURCE6: usize = ETHERNET + 8;
 /// `linux/if_packet.h`.
 const PACKET_HOST: u32 = 0;
-/// Size of `bpf_tunnel_key` before Linux 6.0; newer kernels accept it.
+/// Size before Linux 6.0, which newer kernels accept.
 const TUNNEL_KEY: u32 = mem::offset_of!(bpf_tunnel_key, __bindgen_anon_3) as u32;
 
 #[classifier]
 pub fn from_overlay(ctx: TcContext) -> i32 {
     match judge(&ctx) {
         Ok(()) => {
-            // The sender's link-layer destination is arbitrary: nodes do not know each other's.
-            // SAFETY: the context of this program.
+            // Nodes do not know each other's link-layer addresses.
+            // SAFETY: the context.
             unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) };
-            // To the next filter, if there is one.
+            // To the next filter.
             TC_ACT_UNSPEC
         }
         Err(why) => {
             if let Some(count) = OVERLAY_DROPS.get_ptr_mut(why as u32) {
-                // SAFETY: a value of this CPU, where this program does not interrupt itself; a field of its context.
+                // SAFETY: this CPU's value, and the program does not interrupt itself; the context.
                 unsafe {
                     (*count).packets += 1;
                     (*count).bytes += u64::from((*ctx.skb.skb).len);
@@ -69,7 +69,7 @@ pub fn from_overlay(ctx: TcContext) -> i32 {
 fn judge(ctx: &TcContext) -> Result<(), OverlayDrop> {
     let (vni, outer) = outer(ctx).ok_or(OverlayDrop::Malformed)?;
     let sender = row(outer).filter(|row| row.is_address != 0).ok_or(OverlayDrop::UnknownNode)?;
-    // SAFETY: a field of this program's context.
+    // SAFETY: the context.
     let protocol = unsafe { (*ctx.skb.skb).protocol };
     let inner = match protocol {
         IPV4 => ctx.load::<u32>(SOURCE4).map(mapped),
@@ -86,26 +86,26 @@ fn judge(ctx: &TcContext) -> Result<(), OverlayDrop> {
     }
 }
 
-/// Of an IPv4 address in network byte order (RFC 4291, section 2.5.5.2).
+/// IPv4, network byte order (RFC 4291, 2.5.5.2).
 #[inline(always)]
 fn mapped(address: u32) -> Address {
     [0, joined(0xffff_u32.to_be(), address)]
 }
 
-/// In the order of memory, on a little-endian target.
+/// Memory order, on a little-endian target.
 #[inline(always)]
 fn joined(first: u32, second: u32) -> u64 {
     u64::from(first) | u64::from(second) << 32
 }
 
-/// With the address aligned to 8 bytes.
+/// Aligns the address to 8 bytes.
 #[repr(C, align(8))]
 struct Tunnel {
     _pad: u32,
     key: bpf_tunnel_key,
 }
 
-/// Network identifier and source.
+/// Network identifier and outer source.
 #[inline(always)]
 fn outer(ctx: &TcContext) -> Option<(u32, Address)> {
     // SAFETY: integers, for which zero is a value.
@@ -137,7 +137,6 @@ fn row(address: Address) -> Option<OverlayRow> {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual BSD/GPL\0";
 
-/// As in the library.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

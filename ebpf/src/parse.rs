@@ -1,7 +1,7 @@
 //! Packet headers: bounds, layouts, and validity.
 //!
-//! Fields have the alignment of a frame that starts two bytes past a multiple of four (`NET_IP_ALIGN`), so the compiler
-//! emits whole loads; BPF on Wharf's platforms loads from any address.
+//! Fields are aligned as in a frame two bytes past a multiple of four (`NET_IP_ALIGN`): the compiler emits whole loads.
+//! BPF on Wharf's platforms loads from any address.
 
 use core::ptr;
 
@@ -18,11 +18,11 @@ pub struct Mac([u16; 3]);
 impl Mac {
     #[inline(always)]
     pub fn equals(self, other: Self) -> bool {
-        // One comparison, not three: the verifier follows both ways of each.
+        // One comparison: the verifier follows both ways of each.
         self.whole() == other.whole()
     }
 
-    /// Memory order; the upper half of the second is ignored.
+    /// Memory order; ignores the second's upper half.
     #[inline(always)]
     pub fn of([first, second]: [u32; 2]) -> Self {
         Self([first as u16, (first >> 16) as u16, second as u16])
@@ -65,10 +65,10 @@ pub enum EtherType {
 }
 
 impl EtherType {
-    /// A VLAN tag that the kernel removed counts as present.
+    /// A VLAN tag removed by the kernel counts as present.
     #[inline(always)]
     pub fn of<T>(ctx: &TcContext, frame: Framed<T>) -> Result<Self, DropReason> {
-        // SAFETY: the program's context.
+        // SAFETY: the context.
         if unsafe { (*ctx.skb.skb).vlan_present } != 0 {
             return Err(DropReason::UnsupportedL2);
         }
@@ -88,7 +88,7 @@ pub struct Ipv4 {
     version_and_words: u8,
     _service: u8,
     total_bytes: u16,
-    /// In header byte order.
+    /// Header byte order.
     pub identification: u16,
     fragment: u16,
     ttl: u8,
@@ -100,7 +100,7 @@ pub struct Ipv4 {
     pub destination: u32,
 }
 
-/// Two words in memory order.
+/// Words in memory order.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Ipv6Address([u64; 2]);
@@ -117,7 +117,6 @@ impl Ipv6Address {
         self.0
     }
 
-    /// Zero for equal addresses.
     #[inline(always)]
     pub fn difference(self, other: Self) -> u64 {
         (self.0[0] ^ other.0[0]) | (self.0[1] ^ other.0[1])
@@ -139,7 +138,6 @@ impl Ipv6Address {
         }
     }
 
-    /// Zero for the unspecified address.
     #[inline(always)]
     pub fn bits(self) -> u64 {
         self.0[0] | self.0[1]
@@ -155,7 +153,7 @@ impl Ipv6Address {
         self.bits() == 0
     }
 
-    /// `::/96` or `::ffff:0:0/96` (RFC 4291, 2.5.2 to 2.5.5), invalid as destination on a link. The latter are IPv4
+    /// `::/96` or `::ffff:0:0/96` (RFC 4291, 2.5.2 to 2.5.5): invalid on a link. The latter are IPv4 keys of
     /// keys of `ENDPOINTS`.
     #[inline(always)]
     pub fn is_host_internal(self) -> bool {
@@ -197,7 +195,7 @@ const _: () = {
     assert!(size_of::<Ipv6>() == 40);
 };
 
-/// An Ethernet header and its payload within the packet's bounds, until a call that may move the packet.
+/// An Ethernet header and its payload, in bounds until a call that may move the packet.
 pub struct Framed<T> {
     pub ethernet: *mut Ethernet,
     pub payload: *mut T,
@@ -212,7 +210,7 @@ impl<T> Clone for Framed<T> {
 impl<T> Copy for Framed<T> {}
 
 impl<T> Framed<T> {
-    /// `None` when the packet is shorter, or before [`gather`].
+    /// `None` for a shorter packet, or before [`gather`].
     #[inline(always)]
     pub fn at_start(ctx: &TcContext) -> Option<Self> {
         let (start, end) = bounds(ctx);
@@ -290,8 +288,8 @@ impl<T> Framed<T> {
 #[inline(always)]
 fn bounds(ctx: &TcContext) -> (usize, usize) {
     let context = ctx.skb.skb;
-    // Volatile: a bound kept in a 32-bit register is no longer the packet's end to the verifier.
-    // SAFETY: the program's context.
+    // Volatile: in a 32-bit register, a bound is no packet end to the verifier.
+    // SAFETY: the context.
     unsafe {
         (
             ptr::read_volatile(&raw const (*context).data) as usize,
@@ -301,9 +299,7 @@ fn bounds(ctx: &TcContext) -> (usize, usize) {
 }
 
 /// Reads a `T` at `offset`: in place in the linear part (much faster), else by helper. `None` when the packet is
-/// shorter.
-///
-/// Not for a byte: the compiler then compares with `<`, from which the verifier learns nothing.
+/// shorter. Not for a byte: the compiler then compares with `<`, from which the verifier learns nothing.
 #[inline(always)]
 pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
     let (start, end) = bounds(ctx);
@@ -315,22 +311,19 @@ pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
     ctx.load(offset).ok()
 }
 
-/// `__sk_buff.protocol` is in network byte order.
+/// Network byte order, as `__sk_buff.protocol`.
 pub const PROTOCOL_IPV4: u32 = 0x0800_u16.to_be() as u32;
 pub const PROTOCOL_IPV6: u32 = 0x86dd_u16.to_be() as u32;
-/// More follow, or not the first (RFC 791, 3.1).
+/// RFC 791, 3.1.
 const IS_FRAGMENT: u16 = 0x3fff;
 
-/// Longest headers that are always read.
+/// Headers that are always read.
 pub const HEADERS_BYTES: usize = ETHERNET_BYTES + size_of::<Ipv6>();
 
-/// Pulls the first `wanted` bytes into the linear part. Call it before any read: it may move the packet.
+/// Pulls the first `wanted` bytes into the linear part. Call it before any read: it may move the packet. Ask for no
+/// more than needed: for TCP payload, the kernel copies the head.
 ///
-/// Ask for no more than needed: to pull a byte of TCP's payload, the kernel copies the head.
-///
-/// # Errors
-///
-/// `PacketWrite` without memory.
+/// Error: `PacketWrite` without memory.
 #[inline(always)]
 pub fn gather(ctx: &TcContext, wanted: usize) -> Result<(), DropReason> {
     let (start, end) = bounds(ctx);
@@ -344,17 +337,13 @@ pub fn gather(ctx: &TcContext, wanted: usize) -> Result<(), DropReason> {
     Ok(())
 }
 
-/// # Errors
-///
-/// `Malformed` when the packet is shorter.
+/// Error: `Malformed` when the packet is shorter.
 #[inline(always)]
 pub fn ethernet(ctx: &TcContext) -> Result<Framed<()>, DropReason> {
     Framed::at_start(ctx).ok_or(DropReason::Malformed)
 }
 
-/// # Errors
-///
-/// `Malformed` unless version and lengths agree with each other and the packet.
+/// Error: `Malformed` unless version and lengths agree with each other and the packet.
 #[inline(always)]
 pub fn ipv4(ctx: &TcContext) -> Result<Framed<Ipv4>, DropReason> {
     let packet: Framed<Ipv4> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -364,7 +353,7 @@ pub fn ipv4(ctx: &TcContext) -> Result<Framed<Ipv4>, DropReason> {
     let room = ctx.len() - ETHERNET_BYTES as u32;
     let mut total = u32::from(total);
     if total == 0 && is_gso(ctx) {
-        // "BIG TCP".
+        // BIG TCP.
         total = room;
     }
     if first >> 4 != 4 || header < size_of::<Ipv4>() as u32 || total < header || total > room {
@@ -373,9 +362,7 @@ pub fn ipv4(ctx: &TcContext) -> Result<Framed<Ipv4>, DropReason> {
     Ok(packet)
 }
 
-/// # Errors
-///
-/// `Malformed` unless version and payload length agree with the packet.
+/// Error: `Malformed` unless version and length agree with the packet.
 #[inline(always)]
 pub fn ipv6(ctx: &TcContext) -> Result<Framed<Ipv6>, DropReason> {
     let packet: Framed<Ipv6> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -390,31 +377,29 @@ pub fn ipv6(ctx: &TcContext) -> Result<Framed<Ipv6>, DropReason> {
 
 #[inline(always)]
 fn is_gso(ctx: &TcContext) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { (*ctx.skb.skb).gso_size != 0 }
 }
 
-/// `224.0.0.0/4` or limited broadcast; `address` in network byte order.
+/// `224.0.0.0/4` or limited broadcast; network byte order.
 #[inline(always)]
 pub fn is_group4(address: u32) -> bool {
     address & 0xf0 == 0xe0 || address == u32::MAX
 }
 
-/// `127.0.0.0/8` (RFC 1122, 3.2.1.3); `address` in network byte order.
+/// `127.0.0.0/8` (RFC 1122, 3.2.1.3); network byte order.
 #[inline(always)]
 pub fn is_loopback4(address: u32) -> bool {
     address & 0xff == 127
 }
 
 impl Framed<Ipv4> {
-    /// Network byte order.
     #[inline(always)]
     pub fn source(self) -> u32 {
         // SAFETY: bounds checked.
         unsafe { (*self.payload).source }
     }
 
-    /// Network byte order.
     #[inline(always)]
     pub fn destination(self) -> u32 {
         // SAFETY: bounds checked.
@@ -428,7 +413,7 @@ impl Framed<Ipv4> {
         u16::from_be(unsafe { (*self.payload).total_bytes })
     }
 
-    /// Zero for version 4, without options or fragment.
+    /// Zero for version 4 without options or fragment.
     #[inline(always)]
     pub fn oddities(self) -> u32 {
         // SAFETY: bounds checked.
@@ -448,8 +433,7 @@ impl Framed<Ipv4> {
         unsafe { (*self.payload).ttl }
     }
 
-    /// The TTL must be above zero. Updates the checksum (RFC 1141): the complement sum gains 0x0100, plus one on a
-    /// carry from 0xffff on (branch-free).
+    /// The TTL must be above zero. Checksum by RFC 1141: the complement sum gains 0x0100, plus a carry from 0xffff on.
     #[inline(always)]
     pub fn decrement_ttl(self) {
         // SAFETY: bounds checked.
@@ -474,7 +458,7 @@ impl Framed<Ipv6> {
         unsafe { (*self.payload).destination }
     }
 
-    /// Directly after the header. Behind extension headers, ICMPv6 gets no exception.
+    /// Not behind extension headers: there, ICMPv6 gets no exception.
     #[inline(always)]
     pub fn is_icmp(self) -> bool {
         // SAFETY: bounds checked.

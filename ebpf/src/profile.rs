@@ -1,9 +1,9 @@
-//! The endpoint's data for the node programs: a row of `PROFILES`, by endpoint id. An endpoint's `deliver` updates a
-//! differing row before it passes a packet to a node program ([`publish`]).
+//! The endpoint's data for node programs: rows of `PROFILES` by endpoint id. `deliver` updates a differing row before
+//! it calls a node program ([`publish`]).
 //!
-//! Not per CPU, because runs on one CPU can interleave (PREEMPT_RT since Linux 6.18; a packet interrupting a test run):
-//! no packet may be judged by another endpoint's addresses. Old and new values can mix while user space changes
-//! `CONFIG`. An id is reused only when no program of its old endpoint runs.
+//! Not per CPU: runs on one CPU can interleave (PREEMPT_RT since Linux 6.18; a packet during a test run), and no packet
+//! may be judged by another endpoint's addresses. Values can mix while user space changes `CONFIG`. An id is reused
+//! only when its old endpoint's programs have ended.
 
 use core::{
     mem::{offset_of, size_of},
@@ -21,7 +21,6 @@ use crate::{
     parse::{Ipv6Address, Mac},
 };
 
-// For `publish` and the casts below.
 const _: () = {
     assert!(offset_of!(EndpointProfile, config) == 0);
     assert!(offset_of!(EndpointProfile, container_mac) == size_of::<EndpointConfig>());
@@ -45,17 +44,17 @@ fn word(config: Config, index: usize) -> u64 {
     }
 }
 
-/// Also for a test packet: the write is not about the packet.
+/// Test packets too: the data is not the packet's.
 #[inline(always)]
 pub fn publish(config: Config) {
     let Some(row) = PROFILES.get_ptr_mut(config::endpoint_id()) else { return };
     let row = row.cast::<u64>();
     let mut difference = 0;
     for index in 0..WORDS {
-        // SAFETY: a map value of `WORDS` words, shared by CPUs: accessed whole.
+        // SAFETY: a map value of `WORDS` words, accessed whole.
         difference |= unsafe { ptr::read_volatile(row.add(index)) } ^ word(config, index);
     }
-    // Otherwise the compiler branches on every word, and the verifier follows both ways.
+    // Else the compiler branches per word, and the verifier follows both ways.
     if core::hint::black_box(difference) != 0 {
         for index in 0..WORDS {
             // SAFETY: as above.
@@ -95,7 +94,7 @@ impl Profile {
         flags & FLAG_LOCAL_BY_STACK != 0
     }
 
-    /// Volatile: a kept value is spilled, and the stack is full (see [`Self::owns6`]).
+    /// Volatile: a kept value is spilled, and the stack is full ([`Self::owns6`]).
     #[inline(always)]
     pub fn chained(self) -> bool {
         // SAFETY: as in `epoch`.
@@ -103,7 +102,7 @@ impl Profile {
         flags & FLAG_CHAINED != 0
     }
 
-    /// Volatile: as in [`Self::chained`].
+    /// Volatile: as [`Self::chained`].
     #[inline(always)]
     pub fn has_sources(self) -> bool {
         // SAFETY: as in `epoch`.
@@ -123,7 +122,7 @@ impl Profile {
         unsafe { (&raw const (*self.0).host_mac).cast::<Mac>().read() }
     }
 
-    /// `address`: network byte order. False without IPv4.
+    /// Network byte order.
     #[inline(always)]
     pub fn owns4(self, address: u32) -> bool {
         // SAFETY: as in `epoch`; aligned (asserted above).
@@ -131,16 +130,15 @@ impl Profile {
         address == own && address != 0
     }
 
-    /// False without IPv6.
     #[inline(always)]
     pub fn owns6(self, address: Ipv6Address) -> bool {
         // SAFETY: as in `epoch`; aligned (asserted above).
         let own = unsafe { (&raw const (*self.0).config.ipv6).cast::<Ipv6Address>().read() };
-        // Otherwise the compiler spills four words, and kernels before 6.7 round each stack frame up to 32 bytes.
+        // Else the compiler spills four words; kernels before 6.7 round each stack frame up to 32 bytes.
         core::hint::black_box(address.difference(own)) == 0 && own.bits() != 0
     }
 
-    /// `address`: network byte order. False without an IPv4 gateway.
+    /// Network byte order.
     #[inline(always)]
     pub fn has_gateway4(self, address: u32) -> bool {
         // SAFETY: as in `owns4`.
@@ -148,7 +146,6 @@ impl Profile {
         address == gateway && address != 0
     }
 
-    /// False without an IPv6 gateway.
     #[inline(always)]
     pub fn has_gateway6(self, address: Ipv6Address) -> bool {
         // SAFETY: as in `owns6`.

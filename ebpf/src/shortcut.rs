@@ -1,9 +1,8 @@
-//! Packets that endpoint programs judge themselves, which saves two or three tail calls: whole, well-formed IP packets
-//! without IPv4 options, from or to the endpoint's address. Nothing is refused here: other packets go to the node
-//! program `judge`.
+//! Packets that endpoint programs judge, to save two or three tail calls: whole, well-formed IP packets without IPv4
+//! options, from or to the endpoint's address. Others go to the node program `judge`; nothing is refused here.
 //!
-//! The verifier follows both ways of each branch, for each endpoint. So differing bits are gathered in one number and
-//! compared once.
+//! Differing bits are gathered in one number and compared once: the verifier follows both ways of each branch, for each
+//! endpoint.
 
 use core::hint::black_box;
 
@@ -25,7 +24,7 @@ use crate::{
 const IPV4: u32 = parse::PROTOCOL_IPV4;
 const IPV6: u32 = parse::PROTOCOL_IPV6;
 
-/// The destination of a packet with proven source that is certainly forwarded.
+/// Destination of a packet that is certainly forwarded.
 #[inline(always)]
 pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
     if !applies(ctx, config, FLAG_CHAINED | FLAG_LOCAL_BY_STACK | FLAG_TRACE | FLAG_LIMIT_EGRESS) {
@@ -66,8 +65,7 @@ pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
     })
 }
 
-/// True for an unfragmented packet from the stack that is certainly for this container. Its Ethernet destination is set
-/// later.
+/// True for a packet from the stack that is certainly for this container. Its Ethernet destination is set later.
 #[inline(always)]
 pub fn received(ctx: &TcContext, config: Config) -> bool {
     try_receive(ctx, config).is_some()
@@ -75,7 +73,7 @@ pub fn received(ctx: &TcContext, config: Config) -> bool {
 
 #[inline(always)]
 fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
-    // Word 0 of `cb`, here the container's MAC, would be a test packet's verdict.
+    // Word 0 of `cb`, here the MAC, would be a test packet's verdict.
     if test_packet::is_test(ctx) || !applies(ctx, config, FLAG_CHAINED | FLAG_TRACE | FLAG_LIMIT_INGRESS) {
         return None;
     }
@@ -97,7 +95,7 @@ fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
     (black_box(different) == 0 && own != 0).then_some(())
 }
 
-/// If a packet from another endpoint may enter: sets its Ethernet addresses, decrements its TTL, returns true.
+/// True if a packet from another endpoint enters: sets its Ethernet addresses and decrements its TTL.
 #[inline(always)]
 pub fn delivered(ctx: &TcContext, config: Config) -> bool {
     try_deliver(ctx, config).is_some()
@@ -131,7 +129,7 @@ fn try_deliver(ctx: &TcContext, config: Config) -> Option<()> {
     Some(())
 }
 
-/// Bits that differ from a packet for this container; the container's address (zero for none).
+/// Bits that differ from a packet for this container, and its address (zero for none).
 #[inline(always)]
 fn for_container4(ctx: &TcContext, config: Config, packet: Framed<Ipv4>) -> Option<(u64, u64)> {
     let own = config.ipv4();
@@ -144,23 +142,23 @@ fn for_container6(ctx: &TcContext, config: Config, packet: Framed<Ipv6>) -> Opti
     Some((u64::from(shape6(ctx, packet)?) | packet.destination().difference(own), own.bits()))
 }
 
-/// True for an untagged frame of a live endpoint without the flags `but`.
+/// An untagged frame of a live endpoint without flags `but`.
 #[inline(always)]
 fn applies(ctx: &TcContext, config: Config, but: u32) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     let tagged = unsafe { (*ctx.skb.skb).vlan_present };
     let flags = config.flags() & (but | FLAG_LIVE) ^ FLAG_LIVE;
     black_box(flags | tagged) == 0 && !event::wants_log()
 }
 
-/// Of a frame to the gateway, as [`Framed::words`].
+/// To the gateway, as [`Framed::words`].
 #[inline(always)]
 fn from_container() -> [u32; 4] {
     let [container, both, host] = [0, 1, 2].map(config::macs);
     [both >> 16, host, container, both & 0xffff]
 }
 
-/// Of a frame from the gateway, as [`Framed::words`].
+/// From the gateway, as [`Framed::words`].
 #[inline(always)]
 fn to_container() -> [u32; 4] {
     let [container, both, host] = [0, 1, 2].map(config::macs);

@@ -1,5 +1,5 @@
-//! The object `sink`: replaces an endpoint's programs on both hooks during its deletion. It can outlive all maps, so it
-//! uses neither maps nor the library, which brings maps.
+//! The object `sink`: replaces an endpoint's programs during its deletion. It can outlive all maps, so it uses neither
+//! maps nor the library, which brings maps.
 #![no_std]
 #![no_main]
 
@@ -14,7 +14,6 @@ pub fn sink(_ctx: TcContext) -> i32 {
 #[unsafe(no_mangle)]
 static LICENSE: [u8; 13] = *b"Dual BSD/GPL\0";
 
-/// As in the library.
 #[cfg(target_arch = "bpf")]
 #[panic_handler]
 fn panic(_: &core::panic::PanicInfo<'_>) -> ! {

@@ -1,5 +1,5 @@
-//! Test packets get the verdict of any packet and leave no trace (`wharf_common::test_packet`): check [`is_test`]
-//! before writing a packet's data to a map, [`is_untracked`] before the flow lookup.
+//! Test packets (`wharf_common::test_packet`) leave no trace: check [`is_test`] before writing a packet's data to a
+//! map, [`is_untracked`] before the flow lookup.
 
 use core::{mem::offset_of, ptr};
 
@@ -16,11 +16,10 @@ const _: () = assert!(offset_of!(__sk_buff, cb) == REPORTS_OFFSET && offset_of!(
 
 #[inline(always)]
 pub fn is_test(ctx: &TcContext) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { (*ctx.skb.skb).ifindex == TEST_IFINDEX }
 }
 
-/// A test packet without flow lookup.
 #[inline(always)]
 pub fn is_untracked(ctx: &TcContext) -> bool {
     is_test(ctx) && !asks_policy(ctx)
@@ -28,18 +27,18 @@ pub fn is_untracked(ctx: &TcContext) -> bool {
 
 #[inline(always)]
 pub fn asks_policy(ctx: &TcContext) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     is_test(ctx) && unsafe { (*ctx.skb.skb).mark == POLICY_MARK }
 }
 
-/// This endpoint's verdict, a counter row; a later report replaces it.
+/// A counter row as the endpoint's verdict; replaces an earlier report.
 #[inline(always)]
 pub fn report(ctx: &TcContext, row: u32) {
     let (direction, reason) = (row / REASONS, row % REASONS);
     let word = TestReport::word(config::endpoint_id(), reason);
     for each in Direction::ALL {
-        // Both words are accessed, separately (volatile): the verifier allows no variable offset into the context.
-        // SAFETY: the program's context; a classifier may read and write `cb`.
+        // Both words are accessed, separately (volatile): the verifier allows no variable context offset.
+        // SAFETY: the context; a classifier may read and write `cb`.
         unsafe {
             let before = ptr::read_volatile(&raw const (*ctx.skb.skb).cb[each as usize]);
             let after = if each as u32 == direction { word } else { before };

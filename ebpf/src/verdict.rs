@@ -1,4 +1,4 @@
-//! Records decisions about packets, in the endpoint's `deliver`.
+//! Records decisions, in the endpoint's `deliver`.
 
 use aya_ebpf::{
     bindings::{__sk_buff, TC_ACT_SHOT},
@@ -14,18 +14,18 @@ use crate::{
     metrics, test_packet,
 };
 
-/// Counts a drop and sends its event, or reports a test packet's verdict.
+/// Counts a drop and sends its event.
 #[inline(always)]
 fn drop(ctx: &TcContext, row: u32, bytes: u32) -> i32 {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { wharf_drop(ctx.skb.skb, row, bytes) as i32 }
 }
 
-/// [`drop`] as a global function: verified once, not per reason.
+/// A global function: verified once, not per reason.
 ///
 /// # Safety
 ///
-/// `skb`: the program's context.
+/// `skb`: the context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_drop(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
@@ -40,7 +40,7 @@ pub unsafe extern "C" fn wharf_drop(skb: *mut __sk_buff, row: u32, bytes: u32) -
 /// Counts the packet, or reports a test packet's verdict.
 #[inline(always)]
 pub fn record(ctx: &TcContext, row: u32, bytes: u32) {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { wharf_record(ctx.skb.skb, row, bytes) };
 }
 
@@ -48,7 +48,7 @@ pub fn record(ctx: &TcContext, row: u32, bytes: u32) {
 ///
 /// # Safety
 ///
-/// `skb`: the program's context.
+/// `skb`: the context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_record(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
@@ -61,11 +61,11 @@ pub unsafe extern "C" fn wharf_record(skb: *mut __sk_buff, row: u32, bytes: u32)
     0
 }
 
-/// Subtracts the packet from this row, unless it is a test packet.
+/// Subtracts a packet, except test packets.
 ///
 /// # Safety
 ///
-/// `skb`: the program's context.
+/// `skb`: the context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_take_back(skb: *mut __sk_buff, row: u32, bytes: u32) -> u32 {
@@ -78,23 +78,22 @@ pub unsafe extern "C" fn wharf_take_back(skb: *mut __sk_buff, row: u32, bytes: u
 #[inline(always)]
 fn correct(ctx: &TcContext, verdict: Verdict) {
     if let Some(counted) = verdict.counted() {
-        // SAFETY: the program's context.
+        // SAFETY: the context.
         unsafe { wharf_take_back(ctx.skb.skb, counted, verdict.bytes) };
     }
 }
 
-/// Records a drop. Returns the hook's return value.
+/// Records a drop; returns the hook's return value.
 #[inline(always)]
 pub fn refuse(ctx: &TcContext, verdict: Verdict) -> i32 {
     correct(ctx, verdict);
     drop(ctx, verdict.row(), verdict.bytes)
 }
 
-/// Applies a verdict: counts the packet and sends a due event, or reports a test packet's verdict. Returns the hook's
-/// return value.
+/// Applies a verdict: counts the packet, sends a due event, charges bandwidth last. Returns the hook's return value.
 ///
-/// Except for [`crate::head`]'s counts, all map writes of endpoint programs about a packet happen here, in [`refuse`]
-/// or in their callees, so a test packet leaves no trace. Bandwidth is charged last.
+/// Except for [`crate::head`]'s counts, endpoint programs write to maps about a packet only here, in [`refuse`] and in
+/// their callees: a test packet leaves no trace.
 #[inline(always)]
 pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     let (row, bytes, action, receiver) = (verdict.row(), verdict.bytes, verdict.action(), verdict.receiver());
@@ -122,7 +121,7 @@ pub fn conclude(ctx: &TcContext, verdict: Verdict) -> i32 {
     }
     handoff::deliver(ctx, receiver);
     // The receiver has no program.
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { wharf_take_back(ctx.skb.skb, row, bytes) };
     drop(ctx, metrics::beside(row, DropReason::NoTailCallTarget), bytes)
 }

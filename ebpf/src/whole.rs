@@ -2,8 +2,8 @@
 
 use aya_ebpf::btf_maps::lpm_trie::Key;
 
-/// A key with all bits of `data`, which is aligned to 8 bytes: the verifier refuses a write
-/// to the stack that is not aligned, and to the packed [`Key`] the compiler would write so.
+/// A key with all bits of `data`, aligned to 8 bytes: for the packed [`Key`], the compiler writes unaligned to the
+/// stack, which the verifier refuses.
 #[repr(C, align(8))]
 pub struct Whole<T> {
     _pad: u32,
@@ -20,7 +20,7 @@ impl<T> Whole<T> {
 
     #[inline(always)]
     pub fn as_shared(&self) -> &Key<T> {
-        // SAFETY: the fields behind the first have the places that they have in the packed key (asserted above).
+        // SAFETY: fields behind the first are placed as in the packed key (asserted above).
         unsafe { &*(&raw const *self).byte_add(size_of::<u32>()).cast() }
     }
 }

@@ -1,4 +1,4 @@
-//! See `wharf_fuzz::feed_state`.
+//! Fuzz target.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| wharf_fuzz::feed_state::run(data));

@@ -1,4 +1,4 @@
-//! See `wharf_fuzz::mark`.
+//! Fuzz target.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| wharf_fuzz::mark::run(data));

@@ -1,4 +1,4 @@
-//! See `wharf_fuzz::queue_record`.
+//! Fuzz target.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| wharf_fuzz::queue_record::run(data));

@@ -1,18 +1,18 @@
-//! Messages in which Envoy tells of requests, whose texts clients choose, and of its counters.
+//! Envoy's messages about requests, with texts that clients choose, and about its counters.
 
 use wharf_proxy::{
     Content,
     outside::{access_log, counter},
 };
 
-/// Bytes of a text that are kept.
+/// Maximum bytes of a kept text.
 const MAX_TEXT: usize = 2048;
 
-/// Runs one input: a message.
+/// Reads one message.
 pub fn run(data: &[u8]) {
     assert!(counter(data).is_none_or(|value| value < 1 << 53), "a count is not exact");
     let Some(records) = access_log(data) else { return };
-    // The least that an entry with a member has.
+    // Minimum size of an entry with a member.
     assert!(records.len() <= data.len() / 16, "{} records in {} bytes", records.len(), data.len());
     for record in &records {
         let texts = match &record.content {
@@ -23,7 +23,7 @@ pub fn run(data: &[u8]) {
         assert!(record.flags.is_ascii() && record.flags.len() < 64, "{}", record.flags);
     }
     assert_eq!(access_log(data).as_ref(), Some(&records), "a message has two meanings");
-    // A message after another is as if its entries stood in one: a list of entries is one field that is repeated.
+    // Concatenation concatenates the repeated field of entries.
     let twice = access_log(&[data, data].concat()).expect("two messages are one");
     assert!(twice.len() >= records.len(), "records are lost");
 }

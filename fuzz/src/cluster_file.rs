@@ -4,10 +4,7 @@ use std::fmt::Write as _;
 
 use wharf_cluster::file::parse;
 
-/// Reads the file; what is read is written and read again as it is.
-///
-/// # Panics
-/// When it is not, or when a refusal names no line of the text.
+/// Reads the file.
 pub fn run(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     match parse(text) {

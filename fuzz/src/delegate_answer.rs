@@ -1,16 +1,13 @@
-//! What the service of delegated mode answers.
+//! Answers of the service of delegated mode.
 
 use prost::Message;
 use wharf_agent::delegate::answer::{self, AnswerError, Failed, Made};
 use wharf_delegate::v1;
 
-/// Longest words about an answer, bytes: 80 characters of a text, each escaped, and the rule.
+/// Maximum bytes of a refusal: 80 escaped characters of a text, and the rule.
 const MAX_WORDS: usize = 2_048;
 
-/// Reads an answer: the first byte says to which call, the rest is the message.
-///
-/// # Panics
-/// When what is accepted breaks a rule of the interface, or when a refusal is long or says nothing.
+/// Reads an answer: the first byte selects the call, the rest is the message.
 pub fn run(bytes: &[u8]) {
     let Some((call, bytes)) = bytes.split_first() else { return };
     let key = v1::AttachmentKey { network: "net".into(), container_id: "c1".into(), interface: "eth0".into() };
@@ -35,7 +32,7 @@ pub fn run(bytes: &[u8]) {
 }
 
 fn read<M>(decoded: Result<M, prost::DecodeError>, check: impl FnOnce(M)) {
-    // What is no message never comes to the agent: the client refuses it.
+    // The client refuses other bytes before the agent.
     if let Ok(message) = decoded {
         check(message);
     }

@@ -1,11 +1,8 @@
-//! A client's query and a server's answer: the first two bytes are the query's length, then both.
+//! A client's query and a server's answer, preceded by the query's length (two bytes).
 
 use wharf_dns::wire;
 
-/// Looks at a query and at what is said to be its answer.
-///
-/// # Panics
-/// When what the proxy says of them contradicts itself.
+/// Reads both.
 pub fn run(bytes: &[u8]) {
     let Some(([high, low], messages)) = bytes.split_first_chunk() else { return };
     let length = usize::from(u16::from_be_bytes([*high, *low])).min(messages.len());

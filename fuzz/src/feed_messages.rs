@@ -14,14 +14,10 @@ use wharf_cluster::{
 };
 use wharf_feed::v1;
 
-/// Longest cause of a refusal, bytes.
+/// Maximum bytes of a refusal's cause.
 const MAX_CAUSE: usize = 2_048;
 
-/// Reads messages, each after its length, and applies them to a feed. Length 0: a new stream begins.
-///
-/// # Panics
-/// When rows in force break a rule, when the effects are not the differences, when the state is restored differently,
-/// or when a refusal is long or empty.
+/// Applies messages, each after its length, to a feed; length 0 begins a new stream.
 pub fn run(mut bytes: &[u8]) {
     let limits = Limits {
         nodes: 8,
@@ -69,7 +65,7 @@ fn sound(refusal: &Refusal) {
     assert!(!words.chars().any(char::is_control), "{words:?}");
 }
 
-/// What the effects say that is in force.
+/// Rows in force according to the effects.
 #[derive(Default)]
 struct Told {
     pods: BTreeMap<Arc<str>, Arc<FeedPod>>,

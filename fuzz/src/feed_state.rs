@@ -1,14 +1,10 @@
-//! The file that keeps the rows of the cluster feed (`<state-dir>/feed.json`).
+//! The file of the cluster feed's rows (`<state-dir>/feed.json`).
 
 use wharf_agent::cluster::feed::kept::rewrite;
 
-/// Boot of the start that reads the file.
 const BOOT: &str = "boot";
 
-/// Reads the file as a start does; what is written afterwards is read again as it is.
-///
-/// # Panics
-/// When it is not, or when a refusal has no cause.
+/// Reads the file as a start does.
 pub fn run(bytes: &[u8]) {
     match rewrite(bytes, "a", BOOT) {
         Ok((written, _)) => {

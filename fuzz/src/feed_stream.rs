@@ -4,15 +4,12 @@ use prost::Message as _;
 use wharf_agent::cluster::feed::replay::{Replayed, replay};
 use wharf_feed::v1;
 
-/// Longest cause of a refusal, bytes.
+/// Maximum bytes of a refusal's cause.
 const MAX_CAUSE: usize = 2_048;
-/// Most refused rows of an answer.
+/// Maximum refused rows of an answer.
 const MAX_LISTED: usize = 1_024;
 
-/// Reads messages, each after its length, and handles them as the messages of one stream.
-///
-/// # Panics
-/// When a message is answered out of turn, when a stream ends without a cause, or when a refusal is long or empty.
+/// Handles messages, each after its length, as one stream.
 pub fn run(mut bytes: &[u8]) {
     let mut messages = Vec::new();
     while !bytes.is_empty() {

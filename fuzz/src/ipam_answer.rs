@@ -1,15 +1,12 @@
-//! What an IPAM plugin answers to ADD.
+//! Answers of an IPAM plugin to ADD.
 
 use serde_json::Value;
 use wharf_cni::leased::Leased;
 
-/// Longest words about an answer, bytes: names of keys and texts cut to 80 characters, each escaped.
+/// Maximum bytes of a refusal: keys and texts cut to 80 characters, each escaped.
 const MAX_WORDS: usize = 4096;
 
-/// Reads an answer; in another spelling it means the same.
-///
-/// # Panics
-/// When it does not, or when a refusal is long or says nothing.
+/// Reads an answer in two spellings.
 pub fn run(bytes: &[u8]) {
     let read = Leased::parse(bytes);
     match &read {

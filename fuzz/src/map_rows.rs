@@ -1,5 +1,5 @@
-//! What stands in maps that programs and agents of any version may have written: rows of the endpoint table, and
-//! records of the event ring buffer as `wharf monitor` shows them.
+//! Maps that programs and agents of any version may have written: rows of `ENDPOINTS`, and records of the event ring
+//! buffer as `wharf monitor` shows them.
 
 use std::net::IpAddr;
 
@@ -12,7 +12,7 @@ use zerocopy::FromBytes as _;
 const KEY: usize = size_of::<EndpointKey>();
 const ROW: usize = size_of::<EndpointRow>();
 
-/// Runs one input, as both.
+/// Reads the input as both.
 pub fn run(data: &[u8]) {
     row(data);
     event(data);
@@ -25,7 +25,7 @@ fn row(data: &[u8]) {
         return;
     };
     assert_eq!(data.len(), KEY + ROW, "a row of another length is read");
-    // The address that is shown leads to this row and no other.
+    // The shown address belongs to this row alone.
     let again = match row.address {
         IpAddr::V4(address) => EndpointKey::v4(address.octets()),
         IpAddr::V6(address) => EndpointKey::v6(address.octets()),

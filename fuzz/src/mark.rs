@@ -1,9 +1,9 @@
-//! Aliases of links: as they are, and made of an attachment's names.
+//! Aliases of links: arbitrary, and made of an attachment's names.
 
 use arbitrary::{Arbitrary as _, Unstructured};
 use wharf_names::mark::{MAX_MARK, Mark};
 
-/// Runs one input: the whole of it as an alias, and its pieces as the parts of a mark.
+/// Reads the input as an alias, and as parts of a mark.
 pub fn run(data: &[u8]) {
     if let Ok(alias) = std::str::from_utf8(data) {
         read(alias);
@@ -29,7 +29,7 @@ fn write(id: u16, epoch: u64, network: &str, container_id: &str, ifname: &str) {
     assert!(alias.len() <= MAX_MARK, "a mark of {} bytes", alias.len());
     assert_eq!(Mark::parse(&alias).as_ref(), Some(&mark), "a mark is not read back");
     assert!(mark.is_of(network, container_id, ifname), "a mark is not of its own attachment");
-    // Names that keep the rules hold no `/`: two attachments then share a mark only where both were cut off.
+    // Valid names have no `/`, so marks are shared only if cut.
     if [network, container_id, ifname].iter().all(|name| !name.contains('/')) {
         assert!(mark.attachment().is_none_or(|parts| parts == (network, container_id, ifname)), "{alias}");
     }

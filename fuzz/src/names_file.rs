@@ -1,11 +1,8 @@
-//! The file that keeps names and their addresses.
+//! The file of names and their addresses.
 
 use wharf_dns::cache::{Cache, MAX_ADDRESSES};
 
-/// Reads the file; what is read is written and read again as it is.
-///
-/// # Panics
-/// When it is not.
+/// Reads the file.
 pub fn run(bytes: &[u8]) {
     const NOW: u64 = 1_700_000_000_000;
     let Ok(value) = serde_json::from_slice(bytes) else { return };

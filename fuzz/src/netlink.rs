@@ -4,16 +4,14 @@ use std::{collections::HashSet, net::IpAddr};
 
 use wharf_datapath::outside::{conntrack_message, netlink_datagram, nft_message, socket_message};
 
-/// Length of a message's header.
 const HEADER: usize = 16;
-/// Header of a ctnetlink message: netlink's, and netfilter's four bytes.
+/// Headers of netlink and netfilter (four bytes).
 const CONNTRACK_HEADER: usize = HEADER + 4;
 
-/// Runs one input, as each of them.
+/// Reads the input as each of them.
 pub fn run(data: &[u8]) {
     datagram(data);
     connection(data);
-    // Whatever it says, it is read without a panic.
     let _either = nft_message(data);
     let client = socket_message(data);
     assert_eq!(client, client.map(|address| address.to_canonical()), "a client has one address");
@@ -22,7 +20,7 @@ pub fn run(data: &[u8]) {
 fn datagram(data: &[u8]) {
     let Ok(messages) = netlink_datagram(data) else { return };
     assert!(messages.len() <= data.len() / HEADER, "{} messages in {} bytes", messages.len(), data.len());
-    // A datagram after another is as if each came by itself: nothing is read across the border.
+    // Concatenated datagrams are read separately.
     let mut twice = data.to_vec();
     if let Some(end) = end_of(data, messages.len()) {
         twice.truncate(end);
@@ -33,7 +31,7 @@ fn datagram(data: &[u8]) {
     }
 }
 
-/// Where the last message ends, when that is a border at which the next may begin.
+/// End of the last message, if another can follow.
 fn end_of(data: &[u8], messages: usize) -> Option<usize> {
     let mut end = 0_usize;
     for _ in 0..messages {
@@ -50,7 +48,7 @@ fn connection(data: &[u8]) {
     let wanted = HashSet::from([IpAddr::from([10, 87, 0, 7])]);
     let found = conntrack_message(data, &wanted);
     assert!(found.is_some(), "whether a row can be read depends on who is looked for");
-    // An attribute that a newer kernel may add changes nothing.
+    // An unknown attribute, as of a newer kernel, changes nothing.
     let mut more = data.to_vec();
     more.resize(more.len().max(CONNTRACK_HEADER).next_multiple_of(4), 0);
     let padded = conntrack_message(&more, &wanted);

@@ -1,16 +1,16 @@
-//! Network policies as users write them: a text is read whole or refused whole.
+//! Network policies of users: a text is read or refused as a whole.
 
 use wharf_policy::{
     model::{Action, Directions, Holds, LabelOf, Peer, Policy, Port, Rule, Selector, Tier},
     read::{Refusal, read},
 };
 
-/// Longest refusal, bytes.
+/// Maximum bytes of a refusal.
 const MAX_REFUSAL: usize = 2000;
-/// Refusals of a text, their number included.
+/// Maximum refusals of a text, with the line that counts them.
 const MAX_REFUSALS: usize = 21;
 
-/// Runs one input: a text of documents.
+/// Reads a text of documents.
 pub fn run(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     match read("f", text) {
@@ -72,7 +72,7 @@ fn selector(Selector(requirements): &Selector) {
     }
 }
 
-/// A refusal says where, is of one line, and does not send everything back.
+/// A refusal has a place and one line, and quotes little.
 fn refused(refusals: &[Refusal]) {
     assert!((1..=MAX_REFUSALS).contains(&refusals.len()));
     for refusal in refusals {

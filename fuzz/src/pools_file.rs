@@ -1,4 +1,4 @@
-//! The file that keeps the pools of `--pools-from-cluster` (`<state-dir>/pools.json`).
+//! The file of `--pools-from-cluster` (`<state-dir>/pools.json`).
 
 use wharf_agent::cluster::pools::rewrite;
 use wharf_core::{
@@ -6,10 +6,7 @@ use wharf_core::{
     ipam::{Ipam, PoolConfig},
 };
 
-/// Reads the file; what is read is written and read again as it is. Its CIDRs are pools, or are refused with a cause.
-///
-/// # Panics
-/// When they are neither, or when the file changes.
+/// Reads the file, and its CIDRs as pools.
 pub fn run(bytes: &[u8]) {
     match rewrite(bytes, "a") {
         Ok(read) => {

@@ -1,6 +1,5 @@
-//! A file in the deletion queue or among the reports, and the header that names a command. A file of the queue lies
-//! under the name that its own content asks for where it has one: a record whose name lies is refused before anything
-//! else of it matters.
+//! A file of the deletion queue or the reports, and the header that names a command. A queue file gets the name that
+//! its content implies, because another name is refused at once.
 
 use std::{fs, path::Path};
 
@@ -11,10 +10,10 @@ use wharf_handover::{
 };
 use wharf_names::rules as names;
 
-/// Longest reason, bytes: a text cut to 80 characters, escaped, and the words around it.
+/// Maximum bytes of a reason: 80 escaped characters, and the words around them.
 const MAX_WHY: usize = 1200;
 
-/// Runs one input.
+/// Reads the input as each of them.
 pub fn run(data: &[u8]) {
     if let Ok((command, age)) = Command::of_header(data) {
         let header = command.to_header(age);
@@ -36,7 +35,7 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// What is taken for a report can be written by a shim, and is the same report then but for the length of its message.
+/// An accepted report can be written, and stays the same except for the length of its message.
 fn report(data: &[u8]) {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let reports = Reports::new(directory.path());
@@ -69,11 +68,9 @@ fn accepted(queue: &Queue, entry: &Entry, deletion: &Deletion, scratch: &Path) {
         deletion.canary.is_none(),
         "a delete is known by its attachment, a canary never"
     );
-    // What the agent took for a record can be written by a shim, and is the same record then.
     let other = Queue::new(&scratch.join("other"));
     assert_eq!(other.put(deletion).expect("an accepted record can be put"), entry.name);
     assert_eq!(only(&other), *entry, "a record changes on its way");
-    // Twice is once.
     other.put(deletion).expect("an accepted record can be put again");
     assert_eq!(only(&other), *entry);
     queue.remove(&entry.name).expect("a record can be removed");
@@ -82,7 +79,7 @@ fn accepted(queue: &Queue, entry: &Entry, deletion: &Deletion, scratch: &Path) {
 
 fn refused(queue: &Queue, entry: &Entry, why: &str, data: &[u8]) {
     assert!(!why.is_empty() && why.len() <= MAX_WHY, "a reason of {} bytes", why.len());
-    // It must be out of the agent's way, and kept as it is for a person to look at.
+    // Kept for inspection.
     queue.set_aside(&entry.name).expect("an unusable file can be set aside");
     assert_eq!(queue.list().expect("the queue can be read"), []);
     let bad: Vec<_> =

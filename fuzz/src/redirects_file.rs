@@ -1,15 +1,14 @@
-//! The file that keeps the ports of the proxy (`<state-dir>/redirects.json`).
+//! The file of the proxy's ports (`<state-dir>/redirects.json`).
 
 use wharf_enforce::redirects::Ports;
 
-/// Longest reason, bytes.
+/// Maximum bytes of a reason.
 const MAX_WHY: usize = 2000;
 
-/// Runs one input: the file.
+/// Reads the file.
 pub fn run(data: &[u8]) {
     match Ports::parse(data) {
         Ok(ports) => {
-            // What was read can be kept, and is the same then.
             let text = ports.to_text().expect("what was read can be written");
             assert_eq!(Ports::parse(&text).expect("the agent's own file"), ports, "ports change on their way");
         }

@@ -1,5 +1,4 @@
-//! The agent's REST edge, by the extractors that the handlers use. The first byte says what the rest is, from `0` on in
-//! the order of [`run`].
+//! The agent's REST edge, with the extractors of the handlers. The first byte, from `0` on, selects a case of [`run`].
 
 use std::{fmt::Debug, future::Future};
 
@@ -22,10 +21,10 @@ use wharf_api::{
     EndpointFilter, EndpointPatch, ErrorCode, GcRequest, IpamAllocate, IpamView, MonitorEvent,
 };
 
-/// Longest message of a refusal, bytes.
+/// Maximum bytes of a refusal's message.
 const MAX_MESSAGE: usize = 1200;
 
-/// Runs one input.
+/// Reads a request or an answer.
 pub fn run(data: &[u8]) {
     let Some((first, rest)) = data.split_first() else { return };
     match first.wrapping_sub(b'0') % 16 {
@@ -38,7 +37,7 @@ pub fn run(data: &[u8]) {
         6 => drop(text(rest).and_then(parameters::<EndpointFilter>)),
         7 => drop(text(rest).and_then(parameters::<DeleteQuery>)),
         8 => drop(text(rest).and_then(parameters::<OwnerQuery>)),
-        // What the agent answers, as shim and command line read it.
+        // The agent's answers, as shim and command line read them.
         9 => answer::<ApiError>(rest),
         10 => answer::<Endpoint>(rest),
         11 => answer::<DeleteResult>(rest),
@@ -53,7 +52,7 @@ fn text(bytes: &[u8]) -> Option<&str> {
     std::str::from_utf8(bytes).ok()
 }
 
-/// The id in the path on the first line, the body after it.
+/// The first line is the path's id; the body follows.
 fn create(data: &[u8]) {
     let (lines, bytes) = crate::head(data, 1);
     let Some(id) = text(lines[0]) else { return };
@@ -64,7 +63,6 @@ fn create(data: &[u8]) {
             return refused(&failure, &["create endpoint", "read endpoint id", "read subject", "read labels"]);
         }
     };
-    // What is taken is what was asked for, and nothing else.
     let attachment = (&asked.network, &asked.container_id, &asked.ifname);
     let taken =
         (spec.attachment.network.as_str(), spec.attachment.container_id.as_str(), spec.attachment.ifname.as_str());
@@ -85,7 +83,7 @@ fn create(data: &[u8]) {
         assert_eq!(label.to_string().parse().as_ref(), Ok(label), "a label is not read back");
         assert_ne!(label.source, "reserved", "a caller names itself one of the node's own");
     }
-    // Once more with the labels as the agent writes them: the same set.
+    // Labels as the agent writes them.
     let labels: Vec<String> = spec.labels.iter().map(ToString::to_string).collect();
     assert!(labels.len() <= asked.labels.len());
     let again = create_spec(id, EndpointCreate { labels, ..minimal(&spec.attachment) });
@@ -118,7 +116,7 @@ fn minimal(attachment: &wharf_core::ids::Attachment) -> EndpointCreate {
     }
 }
 
-/// A request's body; what is accepted is written and read again as the same.
+/// A request's body.
 fn body<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Option<T> {
     let read = |bytes: &[u8]| {
         let request = Request::post("/").header(CONTENT_TYPE, "application/json").body(Bytes::from(bytes.to_vec()));
@@ -138,7 +136,6 @@ fn body<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) -> Op
     }
 }
 
-/// A query.
 fn parameters<T: DeserializeOwned + Debug>(query: &str) -> Option<T> {
     let uri = format!("/?{query}").parse::<axum::http::Uri>().ok()?;
     let (mut parts, ()) = Request::get(uri).body(()).ok()?.into_parts();
@@ -151,7 +148,7 @@ fn parameters<T: DeserializeOwned + Debug>(query: &str) -> Option<T> {
     }
 }
 
-/// An id has one meaning, and each meaning a spelling that has it.
+/// An id has one meaning, and each meaning has a spelling.
 fn endpoint_id(text: &str) {
     let found = match id::parse(text) {
         Ok(found) => found,
@@ -169,7 +166,6 @@ fn endpoint_id(text: &str) {
     assert_eq!(id::parse(&spelling).ok().as_ref(), Some(&found), "{spelling:?} is not {text:?}");
 }
 
-/// A name without a prefix, as it may be written.
 fn name(subject: &Subject) -> String {
     match subject {
         Subject::Number(id) => id.to_string(),
@@ -177,8 +173,7 @@ fn name(subject: &Subject) -> String {
         Subject::Link(id, low) => format!("wh{:04x}{low:08x}", id.get()),
         Subject::Container(id, None) => id.clone(),
         Subject::Container(id, Some(ifname)) => {
-            // Not longer than the text, which may have the largest length. As an address has a prefix, it is another
-            // subject.
+            // Not longer than `text`, which may have the maximum length. An address as id is another subject.
             let plain = format!("{id}/{ifname}");
             let is_it = id::parse(&plain).is_ok_and(|found| found == IdRef::Name(subject.clone()));
             if is_it { plain } else { format!("/{id}:{ifname}") }
@@ -187,14 +182,13 @@ fn name(subject: &Subject) -> String {
     }
 }
 
-/// An answer; what is read is written and read again as the same.
 fn answer<T: DeserializeOwned + Serialize + PartialEq + Debug>(bytes: &[u8]) {
     let Ok(value) = serde_json::from_slice::<T>(bytes) else { return };
     let written = serde_json::to_vec(&value).expect("an answer can be written");
     assert_eq!(serde_json::from_slice::<T>(&written).ok().as_ref(), Some(&value), "an answer changes on its way");
 }
 
-/// A refusal is the client's fault, says what was being done, and does not send everything back.
+/// A refusal is the client's fault, names the operation, and quotes little.
 fn refused(failure: &Failure, operations: &[&str]) {
     let ApiError { code, message, .. } = &failure.0;
     assert!(matches!(code, ErrorCode::InvalidRequest | ErrorCode::InvalidNetns), "{code:?}: {message}");
@@ -202,7 +196,7 @@ fn refused(failure: &Failure, operations: &[&str]) {
     assert!(message.len() <= MAX_MESSAGE, "a message of {} bytes: {message}", message.len());
 }
 
-/// The body is there already: nothing waits.
+/// The body is complete, so nothing waits.
 fn now<T>(work: impl Future<Output = T>) -> T {
     thread_local! {
         static RUNTIME: tokio::runtime::Runtime =

@@ -1,11 +1,8 @@
-//! What the tool for sandboxes reads: network configurations, and its own records. The first byte says which.
+//! Network configurations and records of sandboxes; the first byte selects.
 
 use wharf_sandbox::{plugin_types, record::Record};
 
-/// Reads a text.
-///
-/// # Panics
-/// When a type of a plugin could be a path, or a record that is read is another one when it is written and read again.
+/// Reads a configuration or record.
 pub fn run(bytes: &[u8]) {
     let Some((kind, text)) = bytes.split_first() else { return };
     match kind {
@@ -20,7 +17,6 @@ pub fn run(bytes: &[u8]) {
             Ok(types) => {
                 assert!(!types.is_empty());
                 for name in types {
-                    // It is looked for in directories of plugins.
                     assert!(!["", ".", ".."].contains(&name.as_str()) && !name.contains(['/', '\0']), "{name:?}");
                 }
             }

@@ -1,5 +1,5 @@
-//! The shim's request: five lines for the variables (command, container id, netns, interface name, arguments; `~` is a
-//! variable that is not set), then stdin.
+//! The shim's request: five lines for variables (command, container id, netns, interface name, arguments; `~` for an
+//! unset one), then stdin.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -11,15 +11,15 @@ use serde_json::Value;
 use wharf_cni::request::{Env, Request};
 use wharf_names::rules as names;
 
-/// Longest message of a failure, bytes: three texts cut to 80 characters, each escaped, and the words around them.
+/// Maximum bytes of a message: three texts cut to 80 characters, each escaped, and the words around them.
 const MAX_MESSAGE: usize = 4096;
 
-/// Runs one input.
+/// Reads a request.
 pub fn run(data: &[u8]) {
     let (lines, stdin) = crate::head(data, 5);
     let variable = |at: usize| {
         let line: &[u8] = lines[at];
-        // As in a real environment no variable holds a NUL.
+        // A variable never contains a NUL.
         (line != b"~" && !line.contains(&0)).then(|| OsStr::from_bytes(line).to_owned())
     };
     let env = Env {
@@ -39,7 +39,6 @@ pub fn run(data: &[u8]) {
     match &read {
         Ok(request) => {
             accepted(&env, request);
-            // The same document in another spelling asks for the same.
             if let Ok(document) = serde_json::from_slice::<Value>(stdin) {
                 let spelt = serde_json::to_vec_pretty(&document).expect("a JSON value is JSON");
                 let again = Request::read(&env, &mut spelt.as_slice());
@@ -50,7 +49,6 @@ pub fn run(data: &[u8]) {
     }
 }
 
-/// What was accepted keeps the rules.
 fn accepted(env: &Env, request: &Request) {
     let text = |variable: &Option<OsString>| variable.as_deref().and_then(OsStr::to_str).unwrap_or_default().to_owned();
     let command = text(&env.command);
@@ -72,12 +70,11 @@ fn accepted(env: &Env, request: &Request) {
     }
 }
 
-/// What was refused is told as CNI has it: a code, and a message that names what is wrong.
 fn refused(json: &str) {
     let failure: Value = serde_json::from_str(json).expect("a failure is JSON");
     let code = failure["code"].as_u64().expect("a failure has a code");
     let msg = failure["msg"].as_str().expect("a failure has a message");
-    // Nothing was asked of an agent yet, and stdin could be read.
+    // No agent was contacted, and stdin was readable.
     assert!([1, 4, 6, 7].contains(&code), "{json}");
     assert!(msg.len() <= MAX_MESSAGE, "a message of {} bytes", msg.len());
     let subjects = if code == 4 { ["CNI_"].as_slice() } else { &["netconf", "CNI_ARGS", "runtimeConfig", "args.cni"] };
@@ -86,7 +83,7 @@ fn refused(json: &str) {
     assert!((1..=32).contains(&version.len()), "{json}");
 }
 
-/// Gives its bytes in pieces of one byte and more, with interruptions.
+/// Returns bytes in pieces of varying size, with interruptions.
 struct Pieces<'a> {
     rest: &'a [u8],
     next: usize,

@@ -1,8 +1,7 @@
-//! The agent's store. The first byte says what the rest is: `r` rows for an empty file, a line each (see `Row`); `b`
-//! the bytes of the file; anything else, damage to a valid file, eight bytes each (see `damaged`).
+//! The agent's store. The first byte selects the meaning of the rest: `r` rows for an empty file, one per line (`Row`);
+//! `b` the file; otherwise, damage to a valid file, eight bytes each (`damaged`).
 //!
-//! redb is not made for files that somebody else wrote: its own walk through one may panic. That ends an agent, so here
-//! too it ends a start, and what must hold is that the agent comes up after a few of those.
+//! redb may panic on a foreign file. That ends a start, but a later start must succeed.
 
 use std::{
     fs,
@@ -16,9 +15,9 @@ use wharf_core::store::{Change, Intent, Snapshot};
 use wharf_store::{Store, StoreError};
 
 const BOOT_ID: &str = "3b3b1f0e-9a57-4a52-8b52-111111111111";
-/// Starts after which an agent is up at the latest: three that die over the file, one that puts it aside.
+/// Starts until an agent runs: three die from the file, the next sets it aside.
 const MAX_STARTS: usize = 4;
-/// Page of redb, bytes.
+/// Bytes of a redb page.
 const PAGE: usize = 4096;
 
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
@@ -29,7 +28,7 @@ const RESTS: TableDefinition<&str, &[u8]> = TableDefinition::new("rests");
 const FAILURES: TableDefinition<u16, &[u8]> = TableDefinition::new("restore-failures");
 const QUARANTINE: TableDefinition<u16, &[u8]> = TableDefinition::new("quarantine");
 
-/// Runs one input.
+/// Starts agents on one file.
 pub fn run(data: &[u8]) {
     pass_over_panics_of_redb();
     let Some((first, rest)) = data.split_first() else { return };
@@ -52,7 +51,7 @@ pub fn run(data: &[u8]) {
     starts(&path, unreadable_at_most);
 }
 
-/// An agent comes up over the file, or says why not and leaves it as it was.
+/// An agent starts, or refuses the file and leaves it unchanged.
 fn starts(path: &Path, endpoint_rows: Option<usize>) {
     let before = fs::read(path).expect("read the store");
     let found = match come_up(path) {
@@ -60,7 +59,7 @@ fn starts(path: &Path, endpoint_rows: Option<usize>) {
         Err(error) => {
             let told = error.to_string();
             assert!(told.starts_with("store open ") && told.contains("state.redb"), "no subject: {told}");
-            // Nothing of it but its schema is reason not to start, and then it is somebody's to keep.
+            // Only another schema prevents a start; the file may be of another version.
             assert!(told.contains("its schema is version"), "{told}");
             assert_eq!(before.len(), fs::read(path).expect("read the store").len(), "a refused store was changed");
             return;
@@ -75,15 +74,13 @@ fn starts(path: &Path, endpoint_rows: Option<usize>) {
     for (_, _, why) in &found.snapshot.unreadable {
         assert!(!why.is_empty());
     }
-    // The next start finds the same.
     let again = come_up(path).expect("an agent that came up comes up again");
-    // Unless this start took the last epochs that there are.
+    // Unless this start took the last epochs.
     if again.set_aside.as_ref().is_some_and(|why| why.contains("epoch-high")) {
         return;
     }
     assert_eq!(again.snapshot, found.snapshot, "the second start reads something else");
     assert_eq!(again.set_aside, None);
-    // What was read can be written, and is the same then: each row stands for itself.
     let other = path.with_file_name("other.redb");
     let writable = writable(found.snapshot);
     write(&other, &writable);
@@ -95,7 +92,7 @@ struct Found {
     set_aside: Option<String>,
 }
 
-/// Starts, as often as it takes where redb ends them.
+/// Starts until redb does not panic.
 fn come_up(path: &Path) -> Result<Found, StoreError> {
     for _ in 0..MAX_STARTS {
         if let Ok(result) = catch_unwind(AssertUnwindSafe(|| open(path))) {
@@ -115,7 +112,7 @@ fn open(path: &Path) -> Result<Found, StoreError> {
 fn write(path: &Path, snapshot: &Snapshot) {
     let Snapshot { endpoints, leases, intents, resting, failures, out_of_service, unreadable: _ } = snapshot.clone();
     let opened = Store::open(path, BOOT_ID).expect("a new store");
-    // Quarantine takes a record of the same id away, so those go first.
+    // Quarantine removes a record with the same id.
     let mut changes: Vec<Change> = out_of_service.into_iter().map(|q| Change::TakeOutOfService(Box::new(q))).collect();
     changes.extend(endpoints.into_iter().map(|record| Change::PutEndpoint(Box::new(record))));
     changes.extend(leases.into_iter().map(Change::PutLease));
@@ -128,7 +125,7 @@ fn write(path: &Path, snapshot: &Snapshot) {
     opened.writer.join().expect("the store's thread ends");
 }
 
-/// What an agent writes of what it read: no unreadable record, and no intent to delete what it has no record of.
+/// No unreadable record, and no intent to delete an unknown one.
 fn writable(mut snapshot: Snapshot) -> Snapshot {
     let Snapshot { endpoints, intents, unreadable, .. } = &mut snapshot;
     unreadable.clear();
@@ -139,10 +136,10 @@ fn writable(mut snapshot: Snapshot) -> Snapshot {
     snapshot
 }
 
-/// A line: the table's letter, the key, a blank, the value.
+/// A line: the table's letter, the key, a space, the value.
 ///
 /// `E 7 {..}` endpoint, `L 10.0.0.7 {..}` lease, `I 7@42 {..}` intent, `R 10.0.0.7 {..}` rest, `F 7 {..}` restore
-/// failure, `Q 7 {..}` a record out of service, `M schema 3` a number in the table of the file's own facts.
+/// failure, `Q 7 {..}` quarantined record, `M schema 3` metadata number.
 struct Row<'a> {
     table: u8,
     key: &'a str,
@@ -159,7 +156,7 @@ impl<'a> Row<'a> {
     }
 }
 
-/// Puts rows into a valid file; gives how many endpoints it has then.
+/// Returns the file's number of endpoints.
 fn put_rows(path: &Path, text: &[u8]) -> usize {
     let database = Database::open(path).expect("a valid store");
     let txn = database.begin_write().expect("a transaction");
@@ -195,10 +192,10 @@ fn put_rows(path: &Path, text: &[u8]) -> usize {
     endpoint_rows
 }
 
-/// A store that an agent made and closed, with one row of each kind.
+/// A closed store with a row of each kind.
 struct Valid {
     file: Vec<u8>,
-    /// Pages that hold anything.
+    /// Pages that are not zero.
     used: Vec<usize>,
 }
 
@@ -216,8 +213,8 @@ fn valid() -> &'static Valid {
     })
 }
 
-/// A valid file with damage: four bytes (little-endian) say where, counted over the pages that hold anything, four are
-/// laid over what is there by exclusive or. `ffffffff` cuts the file off, at the page that the other four name.
+/// Damage: four bytes (little-endian) give a position in the used pages, the next four are XORed there. `ffffffff`
+/// truncates the file at the page that the next four give.
 fn damaged(spots: &[u8]) -> Vec<u8> {
     let Valid { file, used } = valid();
     let mut damaged = file.clone();
@@ -236,7 +233,7 @@ fn damaged(spots: &[u8]) -> Vec<u8> {
     damaged
 }
 
-/// A panic that begins in redb unwinds to [`come_up`]; of every other one whoever was told before is told.
+/// Silences panics of redb, which unwind to [`come_up`].
 fn pass_over_panics_of_redb() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {

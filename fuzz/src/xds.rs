@@ -1,28 +1,28 @@
-//! Requests of Envoy on its xDS streams, between changes of what it is to have. The first byte says which variant of
-//! the protocol the first stream speaks (`s`: the state of the world; else delta), the rest what happens:
+//! Envoy's requests on its xDS streams, between changes of the wanted listeners. The first byte selects the first
+//! stream's protocol (`s`: state of the world; else delta), the rest are events:
 //!
-//! | bytes | what |
+//! | bytes | event |
 //! |---|---|
-//! | `w`, name, content | a listener is wanted so |
+//! | `w`, name, content | a listener is wanted |
 //! | `u`, name | it is not wanted |
-//! | `r` | all responses that are due are taken |
-//! | `a`, which | one of the last responses is acknowledged |
-//! | `n`, which, a line | it is refused with that reason |
-//! | `m`, length (two bytes, the lower first), message | a request of any content |
-//! | `c`, variant | Envoy connects again |
+//! | `r` | all due responses are taken |
+//! | `a`, which | a recent response is acknowledged |
+//! | `n`, which, a line | it is refused for this reason |
+//! | `m`, length (two bytes, little-endian), message | any request |
+//! | `c`, variant | Envoy reconnects |
 
 use std::collections::BTreeSet;
 
 use wharf_proxy::outside::{Conversation, Told, Variant, listener_type};
 
-/// Listeners that are wanted; one name begins another.
+/// Wanted listeners; one name is the prefix of another.
 const NAMES: [&str; 4] = ["egress-1", "egress-10", "ingress-1", "ingress-2"];
-/// Responses of a stream that may be unanswered: one of each type.
+/// Maximum unanswered responses of a stream: one per type.
 const MOST_TYPES: usize = 16;
-/// Responses after which an Envoy that acknowledges everything has everything.
+/// Responses after which an acknowledging Envoy has everything.
 const SETTLED: usize = 8;
 
-/// Runs one input.
+/// Runs a session.
 pub fn run(data: &[u8]) {
     let Some((first, mut rest)) = data.split_first() else { return };
     let mut session = Session::new(variant(*first));
@@ -40,9 +40,8 @@ struct Session {
     conversation: Conversation,
     waits: BTreeSet<u64>,
     nonces: BTreeSet<String>,
-    /// Responses of this stream, the last first.
+    /// Responses of this stream, last first.
     told: Vec<Told>,
-    /// The server ended the stream.
     over: bool,
 }
 
@@ -52,7 +51,7 @@ impl Session {
         Self { conversation, waits: BTreeSet::new(), nonces: BTreeSet::new(), told: Vec::new(), over: false }
     }
 
-    /// Does what the bytes say; gives what comes after them.
+    /// Performs the event, and returns the remaining bytes.
     fn step<'a>(&mut self, command: u8, data: &'a [u8]) -> &'a [u8] {
         let byte = data.first().copied().unwrap_or_default();
         let after = data.get(1..).unwrap_or_default();
@@ -113,7 +112,7 @@ impl Session {
     }
 
     fn request(&mut self, message: &[u8]) {
-        // Nothing is read from a stream that was ended.
+        // The server reads nothing from a stream that it ended.
         if self.over {
             return;
         }
@@ -148,7 +147,7 @@ impl Session {
         self.request(&message);
     }
 
-    /// Whatever was said before: an Envoy that connects and acknowledges everything has everything, and nobody waits.
+    /// In any state, an Envoy that connects and acknowledges everything gets everything, and no change waits.
     fn settle(&mut self, variant: Variant) {
         self.reconnect(variant);
         let first = self.conversation.answer(listener_type(), "", None);

@@ -1,5 +1,5 @@
-//! Every checked-in input, and inputs near them, without libFuzzer: what was found once stays mended, and a property
-//! that a change breaks is seen at once. The inputs are the same in every run; `cargo xtask fuzz` looks for new ones.
+//! Runs checked-in inputs, and inputs near them, without libFuzzer. The inputs are the same in every run; `cargo xtask
+//! fuzz` looks for new ones.
 
 use std::{fs, path::Path};
 
@@ -9,20 +9,20 @@ use proptest::{
     test_runner::{Config, RngSeed, TestRunner},
 };
 
-/// One change: where, how many bytes go, and what comes in their place.
+/// A change: position, number of removed bytes, and inserted bytes.
 type Change = (Index, usize, Vec<u8>);
 
 fn corpus(target: &str) -> Vec<Vec<u8>> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target);
     let mut paths: Vec<_> =
         fs::read_dir(&directory).expect("the target's inputs").map(|entry| entry.expect("an input").path()).collect();
-    // Directories have an order of their own on each machine.
+    // The order of directories differs between machines.
     paths.sort();
     assert!(!paths.is_empty(), "{} is empty", directory.display());
     paths.iter().map(|path| fs::read(path).expect("an input")).collect()
 }
 
-/// What stands in `words.dict`, as it is escaped there.
+/// Words of `words.dict`, as escaped there.
 fn words() -> Vec<Vec<u8>> {
     let lines = include_str!("../words.dict").lines();
     let quoted = lines.filter_map(|line| line.strip_prefix('"')?.strip_suffix('"'));
@@ -35,7 +35,7 @@ fn change(input: &mut Vec<u8>, (at, gone, new): &Change) {
     input.splice(at..end, new.iter().copied());
 }
 
-/// `count` changed inputs beside the checked-in ones.
+/// Also runs `count` changed inputs.
 fn replay(target: &str, count: u32, run: fn(&[u8])) {
     let corpus = corpus(target);
     for input in &corpus {

@@ -35,10 +35,10 @@ pub struct Args {
     pub metrics_listen: Option<SocketAddr>,
 }
 
-/// Reads the address of a server.
+/// Parses a server's address.
 ///
 /// # Errors
-/// It is not `http` or `https` with a host and without a query.
+/// Not `http` or `https` with a host and without a query.
 fn server(text: &str) -> Result<Uri, String> {
     let uri: Uri = text.parse().map_err(|error| format!("it is no URL: {error}"))?;
     let is_web = matches!(uri.scheme_str(), Some("https" | "http"));

@@ -1,15 +1,8 @@
-//! `wharf-kube`: reports the nodes, pods, namespaces and policies of a Kubernetes cluster to the Wharf agent of its
-//! node over the cluster feed, and the agent's report to the node's object. It needs no privileges on the node.
+//! `wharf-kube`: reports nodes, pods, namespaces and policies of a Kubernetes cluster to the node's Wharf agent over
+//! the cluster feed, and the agent's state to the node's object. Needs no privileges on the node.
 //!
-//! | task | input | output |
-//! |---|---|---|
-//! | [`watch`], one a source | the API: lists and watches | updates of rows |
-//! | [`producer`] | updates of rows; the agent's answers | the cluster feed; the state of the agent |
-//! | [`node`] | the state of the agent; changes of the node's object | taint, condition, annotations; Events |
-//! | [`api::endpoints`] | addresses of the API servers | the list of servers, also on disk |
-//! | [`metrics`] | scrapes | metrics |
-//!
-//! [`run`] starts the tasks and ends them together. [`objects`] and [`rows`] are pure.
+//! [`watch`] sends rows to [`producer`], which feeds the agent and publishes the agent's state to [`node`]. [`run`]
+//! starts the tasks and ends them together. [`objects`] and [`rows`] are pure.
 #![forbid(unsafe_code)]
 
 pub mod api;

@@ -149,13 +149,13 @@ impl Metrics {
         self.node_patches.inc();
     }
 
-    /// Number of complete lists of a source.
+    /// Complete lists of a source.
     #[must_use]
     pub fn lists_of(&self, source: Source) -> u64 {
         self.lists.get_or_create(&of(source)).get()
     }
 
-    /// Number of changes sent to the agent.
+    /// Changes sent to the agent.
     #[must_use]
     pub fn changes_sent(&self) -> u64 {
         self.changes.get()

@@ -1,4 +1,4 @@
-//! Objects of the API to rows of the feed.
+//! Maps objects of the API to rows of the feed.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -16,23 +16,23 @@ use crate::{
     source::{Kind, Source},
 };
 
-/// Named ports of a pod that the feed accepts. Further ones would refuse the whole row.
+/// Limit of the feed for a pod's named ports. More would refuse the whole row.
 const MAX_PORTS: usize = 256;
-/// Bytes of a row that fits in a message. The agent refuses and lists rows of more than 1.5 MiB.
+/// Bytes of the largest row in a message. The agent refuses and lists rows of more than 1.5 MiB.
 const MAX_SENT: usize = 3 << 20;
 
 /// Why an object has no row.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
-    /// A field has another type than the API defines.
+    /// A field has an unexpected type.
     #[error("it does not decode: {0}")]
     Undecodable(#[from] serde_json::Error),
-    /// No message can carry the row.
+    /// Exceeds a message.
     #[error("its row has {0} bytes")]
     TooLarge(usize),
 }
 
-/// An object and the row that it defines.
+/// An object and its row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Defined {
     /// Key of the object: `NAMESPACE/NAME`, or the name without a namespace.
@@ -41,24 +41,24 @@ pub struct Defined {
     pub uid: String,
     /// Version of the object.
     pub resource_version: String,
-    /// The encoded row; `None` while the object defines none.
+    /// Encoded; `None` if the object defines no row.
     pub row: Option<Box<[u8]>>,
 }
 
-/// What the rows are for.
+/// Decodes the objects of a source.
 #[derive(Debug, Clone)]
 pub struct Reader {
     /// Kind of the objects.
     pub source: Source,
-    /// Name of this node.
+    /// This node's name.
     pub own: String,
 }
 
 impl Reader {
-    /// Decodes an object. `api_version` is that of the list or the watch.
+    /// Decodes an object. `api_version` is that of the list or watch.
     ///
     /// # Errors
-    /// The object exists, and no row can be made from it.
+    /// The object exists, but has no row.
     pub fn read(&self, api_version: &str, object: &RawValue) -> Result<Defined, Unusable> {
         let defined = self.decode(api_version, object)?;
         match defined.row.as_deref().map_or(0, <[u8]>::len) {
@@ -104,12 +104,12 @@ fn defined(metadata: &Metadata, row: Option<Row>) -> Defined {
     }
 }
 
-/// The same bytes for equal rows: maps are ordered.
+/// Deterministic: maps are ordered.
 fn encode(row: Row) -> Box<[u8]> {
     v1::Row { row: Some(row) }.encode_to_vec().into_boxed_slice()
 }
 
-/// A node without an address has no row: no route can lead to it.
+/// `None` without an address: no route can lead to the node.
 fn node_row(node: &Node) -> Option<Row> {
     let all = node.status.addresses.as_deref().unwrap_or_default();
     let of_kind = |kind| -> Vec<String> {
@@ -143,16 +143,16 @@ fn node_row(node: &Node) -> Option<Row> {
     })
 }
 
-/// Any user who may annotate the node writes it.
+/// Bounded and checked: any user who may annotate the node writes it.
 fn addresses_of(annotation: &str) -> Vec<String> {
     let unique: BTreeSet<_> = annotation.split(',').filter_map(usable).collect();
     unique.into_iter().take(MAX_ADDRESSES).collect()
 }
 
-/// Addresses of a list in a node's row.
+/// Per list of a node's row.
 const MAX_ADDRESSES: usize = 8;
 
-/// An address that the agent accepts: any other would refuse the whole row of the node.
+/// An address that the agent accepts: any other would refuse the node's whole row.
 fn usable(text: &str) -> Option<String> {
     let address: IpAddr = text.trim().parse().ok()?;
     let is_usable = match address {
@@ -163,8 +163,7 @@ fn usable(text: &str) -> Option<String> {
     is_usable.then(|| address.to_string())
 }
 
-/// A pod without addresses has a row only for the agent of the pod's node, which can use the labels before the address
-/// is known.
+/// A pod without addresses has a row only on its node, whose agent can use the labels early.
 fn pod_row(pod: &Pod, own: &str) -> Option<Row> {
     let node = pod.spec.node_name.clone().unwrap_or_default();
     let addresses = pod.addresses();
@@ -183,7 +182,7 @@ fn pod_row(pod: &Pod, own: &str) -> Option<Row> {
     }))
 }
 
-/// The first port with a name and a protocol counts.
+/// The first port of a name and protocol counts.
 fn named_ports(pod: &Pod) -> Vec<v1::NamedPort> {
     let sidecar = |container: &&Container| container.restart_policy.as_deref() == Some("Always");
     let containers = pod.spec.containers.iter().flatten();

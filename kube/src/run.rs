@@ -26,13 +26,12 @@ use crate::{
     watch::{States, Watcher, backoff::Delays},
 };
 
-/// Updates between the watchers and the producer, which applies them without a wait. A full queue stops the reading of
-/// lists and watches for a moment.
+/// Updates between watchers and producer, which does not wait. A full queue briefly stops lists and watches.
 const QUEUE: usize = 64;
 
 /// Logs to standard error; `RUST_LOG` is the filter.
 pub fn log() {
-    // Failures of requests have lines of the watch layer.
+    // The watch layer logs failed requests.
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info,kube_client=off"));
     let ansi = std::io::stderr().is_terminal();
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_ansi(ansi).init();
@@ -41,7 +40,7 @@ pub fn log() {
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// A setting cannot be used, or a task ends.
+/// An unusable setting, or a task ends.
 pub fn main(args: Args) -> anyhow::Result<()> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(2).enable_all().build().context("start the runtime")?;
@@ -54,7 +53,7 @@ pub fn main(args: Args) -> anyhow::Result<()> {
             result = run(args) => result,
         }
     });
-    // A task in a file system call does not hold up the end.
+    // A file system call does not delay the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
     result
 }
@@ -82,7 +81,7 @@ async fn run(args: Args) -> anyhow::Result<()> {
     }
 }
 
-/// Starts the tasks of the feed and of the node's object.
+/// Starts the tasks of feed and node.
 pub fn start(
     tasks: &mut JoinSet<anyhow::Result<()>>,
     api: &Arc<Api>,
@@ -118,7 +117,7 @@ pub fn start(
     });
 }
 
-/// The uid of the namespace `kube-system`, which identifies the cluster.
+/// Uid of the namespace `kube-system`.
 async fn cluster_id(api: &Api) -> String {
     let mut delays = Delays::default();
     loop {

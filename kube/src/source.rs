@@ -1,4 +1,4 @@
-//! The resources of the API that are watched, and the kinds of rows that they become.
+//! Watched resources of the API, and the kinds of their rows.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every kind, in the order of a snapshot: a policy comes after the pods that it selects.
+    /// In the order of a snapshot: policies come after the pods that they select.
     pub const ALL: [Self; 4] = [Self::Node, Self::Namespace, Self::Pod, Self::Policy];
 
     /// Name in the cluster feed.
@@ -42,24 +42,24 @@ pub enum Source {
     Namespace,
     /// Pods.
     Pod,
-    /// Network policies of Kubernetes.
+    /// Kubernetes' network policies.
     NetworkPolicy,
-    /// Cluster network policies of the network policy API.
+    /// Policies of the network policy API.
     ClusterNetworkPolicy,
-    /// Network policies of Cilium.
+    /// Cilium's network policies.
     CiliumNetworkPolicy,
-    /// Network policies of Cilium without a namespace.
+    /// Cilium's network policies without a namespace.
     CiliumClusterwideNetworkPolicy,
 }
 
-/// A custom resource that a cluster may have.
+/// An optional custom resource.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Custom {
     /// Group of the API.
     pub group: &'static str,
     /// Plural name.
     pub plural: &'static str,
-    /// Versions that the agent reads, the preferred one first.
+    /// Versions that the agent reads, preferred first.
     pub versions: &'static [&'static str],
 }
 
@@ -84,7 +84,7 @@ const CILIUM: Custom = Custom { group: "cilium.io", plural: "ciliumnetworkpolici
 const CLUSTERWIDE: Custom =
     Custom { group: "cilium.io", plural: "ciliumclusterwidenetworkpolicies", versions: &["v2"] };
 
-/// Live pods without the host's network. A pod that completes leaves the selection, so the server reports its deletion.
+/// Live pods without the host's network. A completing pod leaves the selection: the server reports a deletion.
 const LIVE_PODS: &str = "spec.hostNetwork%3Dfalse%2Cstatus.phase%21%3DSucceeded%2Cstatus.phase%21%3DFailed";
 
 impl Source {
@@ -110,7 +110,7 @@ impl Source {
         }
     }
 
-    /// Kind of the objects in the API.
+    /// Kind of the objects.
     #[must_use]
     pub const fn object_kind(self) -> &'static str {
         match self {
@@ -124,7 +124,7 @@ impl Source {
         }
     }
 
-    /// The definition without which the cluster does not have the resource.
+    /// The definition of a custom resource.
     #[must_use]
     pub const fn custom(self) -> Option<Custom> {
         match self {
@@ -135,7 +135,7 @@ impl Source {
         }
     }
 
-    /// The resource as every cluster serves it; a custom resource in its preferred version.
+    /// The resource; a custom resource in its preferred version.
     #[must_use]
     pub fn built_in(self) -> Served {
         let (api_version, path) = match (self, self.custom()) {
@@ -148,13 +148,13 @@ impl Source {
         Served { api_version: api_version.to_owned(), path: path.to_owned() }
     }
 
-    /// Query of lists and watches that selects the objects, with a final `&`; may be empty.
+    /// Query for lists and watches, with a final `&`; may be empty.
     #[must_use]
     pub fn selector(self) -> String {
         if self == Self::Pod { format!("fieldSelector={LIVE_PODS}&") } else { String::new() }
     }
 
-    /// Key of an object's row.
+    /// Key of the object's row.
     #[must_use]
     pub fn row_key(self, object: &str, uid: &str) -> String {
         match self.kind() {
@@ -164,7 +164,7 @@ impl Source {
         }
     }
 
-    /// The source and the object of a policy's row.
+    /// Source and object of a policy's row.
     #[must_use]
     pub fn of_policy(key: &str) -> Option<(Self, &str)> {
         let (kind, object) = key.split_once(' ')?;
@@ -179,7 +179,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// A resource as a server serves it.
+/// A served resource.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Served {
     /// `apiVersion` of the objects.
@@ -199,7 +199,7 @@ impl Served {
     /// The collection with a query.
     ///
     /// # Errors
-    /// A text of the query is not allowed in a URI.
+    /// The query is not valid in a URI.
     pub fn uri(&self, query: &str) -> Result<Uri, http::Error> {
         Uri::builder().path_and_query(format!("{}?{query}", self.path)).build()
     }

@@ -1,4 +1,4 @@
-//! The command line. What `--help` says is the manual.
+//! The command line; `--help` is the manual.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `docs`: renders docs/ with mdBook under target/docs. The packages contain it.
+//! `docs`: renders docs/ with mdBook to target/docs.
 
 use std::{fs, path::PathBuf};
 
@@ -11,7 +11,7 @@ use crate::{
     workspace::{Workspace, bare_cargo},
 };
 
-/// Pinned, because another release may render different bytes.
+/// Other releases may render other bytes.
 const VERSION: &str = "0.5.4";
 
 const STEP: &str = "The documentation (a minute the first time)";
@@ -29,7 +29,7 @@ pub(crate) fn build(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let mut command = std::process::Command::new(mdbook);
     command.arg("build").arg(workspace.root().join("docs")).arg("--dest-dir").arg(&book);
     step.run(&mut command)?;
-    // mdBook copies its settings and adds a marker for GitHub Pages.
+    // Settings, and a marker for GitHub Pages.
     for name in ["book.toml", ".nojekyll"] {
         fs::remove_file(book.join(name)).with_context(|| format!("remove {name} from {}", book.display()))?;
     }
@@ -49,11 +49,11 @@ fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
         .args(["install", "mdbook", "--version", VERSION, "--locked", "--force"])
         .args(["--no-default-features", "--features", "search", "--root"])
         .arg(prefix.join(VERSION))
-        // A release build would take three times as long.
+        // A third of a release build's time.
         .arg("--debug")
         .env("CARGO_PROFILE_DEV_DEBUG", "false")
         .env("CARGO_TARGET_DIR", &scratch)
-        // Keeps build settings of the checkout and the user away from mdBook.
+        // Keeps out build settings of checkout and user.
         .current_dir(&prefix)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")

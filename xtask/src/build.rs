@@ -1,4 +1,4 @@
-//! Builds the BPF objects, then the programs that embed them.
+//! Builds the BPF objects and the programs that embed them.
 
 use std::{
     fs,
@@ -21,7 +21,7 @@ const BPF_TARGET: &str = "bpfel-unknown-none";
 
 pub(crate) const PRODUCT: &[&str] = &["wharf-agent", SHIM, "wharf", "wharf-node", "wharf-kube"];
 
-/// `extra`: binaries of the scenarios' package.
+/// `extra`: binaries of `wharf-tests`.
 pub(crate) fn ensure(
     progress: &mut Progress,
     workspace: &Workspace,
@@ -41,7 +41,7 @@ pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
-/// The objects of the next ABI version, to which the upgrade tests upgrade.
+/// Objects of the next ABI version, for upgrade tests.
 pub(crate) fn next_objects(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     progress.step("BPF programs of the next ABI version", |step| {
         let copies = NEXT_OBJECTS.map(|name| (name.trim_end_matches(".o"), name));
@@ -49,14 +49,14 @@ pub(crate) fn next_objects(progress: &mut Progress, workspace: &Workspace, toolc
     })
 }
 
-/// The release programs with crash points, and [`next_objects`].
+/// Release programs with crash points, and [`next_objects`].
 pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     next_objects(progress, workspace, toolchain)?;
     progress.step("Programs with crash points", |step| {
         for package in ["wharf-agent", "wharf-cni", "wharf"] {
             let binary = format!("{package}-crash");
             let mut command = workspace.cargo();
-            // Cargo would unify the features of packages built together.
+            // Cargo unifies the features of packages built together.
             command.args(["build", "--release", "--locked", "--package", package, "--bin", &binary]);
             step.run(&mut command)?;
             if !workspace.release().join(&binary).is_file() {
@@ -70,7 +70,7 @@ pub(crate) fn crash_programs(progress: &mut Progress, workspace: &Workspace, too
 /// In [`Workspace::next_bpf_objects`].
 pub(crate) const NEXT_OBJECTS: [&str; 3] = ["endpoint.o", "node.o", "sink.o"];
 
-/// Programs, and their names in `target/bpf`.
+/// Programs and their names in `target/bpf`.
 const OBJECTS: [(&str, &str); 6] = [
     ("endpoint", "endpoint.o"),
     ("node", "node.o"),
@@ -82,7 +82,7 @@ const OBJECTS: [(&str, &str); 6] = [
 
 fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     let mut changed = 0;
-    // They differ in one feature; cargo compiles the shared crates once.
+    // They share most crates, which are compiled once.
     for (features, copies) in
         [(None, OBJECTS.as_slice()), (Some("debug-log"), [("endpoint", "endpoint-debug.o")].as_slice())]
     {
@@ -92,7 +92,6 @@ fn build_objects(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> R
     Ok(())
 }
 
-/// Returns how many objects are new.
 fn build_object(
     step: &Step,
     workspace: &Workspace,
@@ -116,10 +115,10 @@ fn build_object(
     Ok(changed)
 }
 
-/// Only this child gets the variables that let a stable compiler build core and that select linker and instruction set.
+/// Limits the unstable features and flags to this child.
 pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str) -> Result<Command> {
-    // cpu v3 has the atomics; --btf keeps the types that maps and line info need. An address in a packet is read by
-    // words and not by bytes: the kernels of x86-64 and arm64 allow it (CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS).
+    // cpu v3 has atomics; --btf keeps types for maps and line info. Unaligned word reads of addresses in packets are
+    // allowed on x86-64 and arm64 (CONFIG_HAVE_EFFICIENT_UNALIGNED_ACCESS).
     let flags = format!(
         "--cfg=bpf_target_arch=\"{}\" -Ctarget-cpu=v3 -Cdebuginfo=2 -Clink-arg=--btf \
          -Clink-arg=--cpu-features=+allows-misaligned-mem-access",
@@ -134,7 +133,7 @@ pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str
         .env("CARGO_TARGET_DIR", bpf_target(workspace))
         .env(cargo_target_variable(BPF_TARGET, "LINKER"), &toolchain.linker)
         .env(cargo_target_variable(BPF_TARGET, "RUSTFLAGS"), flags)
-        // These would override the flags above.
+        // They override the flags above.
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("CARGO_BUILD_RUSTFLAGS");
@@ -144,7 +143,6 @@ pub(crate) fn bpf_cargo(workspace: &Workspace, toolchain: &Toolchain, verb: &str
     Ok(command)
 }
 
-/// For `--prebuilt`.
 pub(crate) fn must_be_there(release: &Path) -> Result<()> {
     match PRODUCT.iter().map(|name| release.join(name)).find(|program| !program.is_file()) {
         Some(missing) => bail!(
@@ -163,11 +161,11 @@ const SHIM: &str = "wharf-cni";
 
 pub(crate) fn static_libc() -> bool {
     let output = Command::new("cc").arg("-print-file-name=libc.a").output();
-    // The compiler prints the bare name when it does not find the file.
+    // Otherwise the compiler prints the bare name.
     output.is_ok_and(|output| Path::new(String::from_utf8_lossy(&output.stdout).trim()).is_absolute())
 }
 
-/// Statically linked, so that the tested programs are the packed ones. Dependencies are compiled as for other builds.
+/// Links statically, as in packages.
 fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<()> {
     let is_static = static_libc();
     if !is_static {
@@ -180,13 +178,13 @@ fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<
             command.arg("-Ctarget-feature=+crt-static");
         }
         if is_static && *package == SHIM {
-            // Self-relocation would be a third of its run time, at each ADD and DEL.
+            // Self-relocation takes a third of the plugin's run time.
             command.arg("-Crelocation-model=static");
         }
         step.run(&mut command)?;
     }
     if !extra.is_empty() {
-        // A separate command: the product's binaries must not depend on `extra`.
+        // Separate: product binaries must not depend on `extra`.
         let mut command = workspace.cargo();
         command.args(["build", "--release", "--locked", "--package", "wharf-tests"]);
         for name in extra {

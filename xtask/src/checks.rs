@@ -1,4 +1,4 @@
-//! Checks that run no tests.
+//! Checks without tests.
 
 use std::process::ExitCode;
 
@@ -16,7 +16,6 @@ use crate::{
 
 pub(crate) type Check = (&'static str, fn(&Step, &Workspace) -> Result<()>);
 
-/// Checks that take a second and need no build.
 pub(crate) const QUICK: &[Check] = &[("Formatting", formatting), ("Licences", licences), ("Links in documents", links)];
 
 pub(crate) fn fmt(workspace: &Workspace, verbose: bool, check: bool) -> Result<ExitCode> {
@@ -47,7 +46,7 @@ fn format(step: &Step, workspace: &Workspace, check: bool) -> Result<()> {
 }
 
 fn licences(step: &Step, workspace: &Workspace) -> Result<()> {
-    // Crates for other platforms are neither built nor fetched.
+    // Crates of other platforms are not fetched.
     let host = Rustc::detect()?.host;
     let mut crates = 0;
     for folder in [workspace.root().to_path_buf(), workspace.root().join("ebpf")] {
@@ -64,7 +63,7 @@ fn licences(step: &Step, workspace: &Workspace) -> Result<()> {
         crates += licences::check(&mut metadata)?;
     }
     step.note(format!("{crates} crates"));
-    // cargo-deny checks more; advisories would need its database.
+    // cargo-deny checks more; its advisories need a database.
     if find_program("cargo-deny").is_some() {
         step.run(workspace.cargo().args(["deny", "--offline", "check", "bans", "licenses", "sources"]))?;
         step.note(format!("{crates} crates, cargo deny too"));
@@ -77,7 +76,6 @@ fn links(step: &Step, workspace: &Workspace) -> Result<()> {
     Ok(())
 }
 
-/// Needs the BPF objects, which the agent's build embeds.
 pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) -> Result<()> {
     if find_program("cargo-clippy").is_none() {
         step.note("not checked: no clippy (`rustup component add clippy`)");
@@ -93,7 +91,7 @@ pub(crate) fn clippy(step: &Step, workspace: &Workspace, toolchain: &Toolchain) 
 
 pub(crate) fn rustdoc(step: &Step, workspace: &Workspace) -> Result<()> {
     let mut command = workspace.cargo();
-    // Clippy's features, so that libraries are not checked again.
+    // Clippy's features: its checked libraries are reused.
     command.args([
         "doc",
         "--workspace",

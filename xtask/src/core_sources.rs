@@ -1,5 +1,5 @@
-//! Provides the sources of Rust's core library for `-Z build-std=core`, in this order: the toolchain's; rustup's
-//! component; Debian's package, which needs only the package mirror and cargo's registry.
+//! Finds the sources of Rust's core library for `-Z build-std=core`: the toolchain's, else rustup's component, else
+//! Debian's package from the package mirror.
 
 use std::{
     fs,
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{args::CoreSources, progress::Step, rustc::Rustc, workspace::find_program};
 
-/// Apt's downloader uses the machine's proxies and mirrors, and checks the hash.
+/// Uses the machine's proxies, and checks the hash.
 const APT_HELPER: &str = "/usr/lib/apt/apt-helper";
 
 #[derive(Debug)]
@@ -23,14 +23,13 @@ struct Package {
 
 const POOL: &str = "pool/main/r/rustc/";
 
-/// For compiler releases that must build without rustup's servers.
+/// For releases that must build without rustup's servers.
 const PACKAGES: &[Package] = &[Package {
     release: "1.95.0",
     file: "rust-src_1.95.0+dfsg1-2~bpo13+1_all.deb",
     sha256: "7b76db5b880a77f9e52975d2baa6209d2f76d2c9c2789515c3088cb960e2c83b",
 }];
 
-/// Returns the `library` folder.
 pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path, way: CoreSources) -> Result<PathBuf> {
     let own = rustc.own_library();
     if way == CoreSources::Auto && complete(&own) {
@@ -55,15 +54,14 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path, way: CoreSour
     Ok(library)
 }
 
-/// `-Z build-std` reads the lock file first.
+/// `-Z build-std` first reads the lock file.
 fn complete(library: &Path) -> bool {
     library.join("Cargo.lock").is_file()
 }
 
-/// False without rustup, or when it fails.
 fn add_component(step: &Step, own: &Path) -> bool {
     let Some(rustup) = find_program("rustup") else { return false };
-    // The outer cargo's RUSTUP_TOOLCHAIN selects the toolchain. Few retries: Debian's package is an equal fallback.
+    // The outer cargo's RUSTUP_TOOLCHAIN selects the toolchain. Few retries, because Debian's package is equal.
     let mut command = Command::new(rustup);
     command.args(["component", "add", "rust-src"]).env("RUSTUP_MAX_RETRIES", "1");
     matches!(step.run_quietly(&mut command), Ok(Ok(()))) && complete(own)
@@ -81,7 +79,7 @@ fn download(step: &Step, rustc: &Rustc, toolchain: &Path, unpacked: &Path) -> Re
     let deb = toolchain.join(package.file);
     fetch(step, package, &deb)?;
 
-    // Renamed when complete.
+    // Complete after the rename.
     let fresh = unpacked.with_extension("new");
     remove_directory(&fresh)?;
     fs::create_dir_all(&fresh).with_context(|| format!("create {}", fresh.display()))?;
@@ -92,7 +90,6 @@ fn download(step: &Step, rustc: &Rustc, toolchain: &Path, unpacked: &Path) -> Re
     fs::remove_file(&deb).with_context(|| format!("remove {}", deb.display()))
 }
 
-/// From the first mirror that has the package.
 fn fetch(step: &Step, package: &Package, deb: &Path) -> Result<()> {
     if !Path::new(APT_HELPER).exists() {
         bail!(
@@ -128,9 +125,9 @@ pub(crate) fn reason(output: &[String]) -> String {
         .map_or_else(|| "no reason given".to_owned(), |line| line.trim_start_matches("E: ").to_owned())
 }
 
-/// Main mirrors before security mirrors, which lack most packages.
+/// Security mirrors last: they lack most packages.
 pub(crate) fn mirrors() -> Result<Vec<String>> {
-    // Empty before the first `apt-get update` (fresh container images).
+    // Empty before the first `apt-get update`.
     let mut mirrors = parse_targets(&ask(&["indextargets", "--format", "$(REPO_URI)"])?);
     if mirrors.is_empty() {
         mirrors = parse_plan(&ask(&["update", "--print-uris"])?);
@@ -168,7 +165,6 @@ fn unique<'a>(lines: impl Iterator<Item = &'a str>) -> Vec<String> {
     found
 }
 
-/// Checks the exit statuses of both programs.
 pub(crate) fn unpack(deb: &Path, into: &Path, pattern: &str) -> Result<()> {
     let mut source = Command::new("dpkg-deb")
         .arg("--fsys-tarfile")

@@ -1,4 +1,4 @@
-//! Checks that links between documents lead to files, and that the book lists each page.
+//! Checks that documents link to existing files, and that the book lists all pages.
 
 use std::{
     fs,
@@ -11,7 +11,6 @@ const SKIPPED: &[&str] = &["target", ".git", "node_modules"];
 
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// Returns the number of links.
 pub(crate) fn check(root: &Path) -> Result<usize> {
     let mut documents = Vec::new();
     collect(root, &mut documents)?;
@@ -56,7 +55,7 @@ fn collect(folder: &Path, documents: &mut Vec<PathBuf>) -> Result<()> {
     Ok(())
 }
 
-/// Targets of `[text](target)` outside code, without anchors and external addresses.
+/// Local targets of `[text](target)` outside code, without anchors.
 fn links(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut fenced = false;
@@ -68,7 +67,7 @@ fn links(text: &str) -> Vec<String> {
         if fenced {
             continue;
         }
-        // Pieces between backticks alternate: prose, code.
+        // Prose and code alternate.
         for prose in line.split('`').step_by(2) {
             for piece in prose.split("](").skip(1) {
                 let target = piece.split([')', ' ', '#']).next().unwrap_or_default();

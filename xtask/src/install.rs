@@ -1,5 +1,4 @@
-//! `install`: checks everything, then writes the manifest, then the files, each atomically. Never replaces a file that
-//! it did not install.
+//! `install`: checks everything, then writes the manifest, then each file atomically. Never replaces a foreign file.
 
 use std::{
     fs, io,
@@ -19,19 +18,17 @@ use crate::{
     workspace::Workspace,
 };
 
-/// Its members may use the agent's socket.
+/// Members may use the agent's socket.
 pub(crate) const GROUP: &str = "wharf";
 
-/// User and group of Envoy.
 pub(crate) const ENVOY: &str = "wharf-envoy";
 
-/// Creates [`ENVOY`], without the name.
+/// Creates [`ENVOY`]; lacks the name.
 pub(crate) const USERADD: [&str; 6] =
     ["useradd", "--system", "--user-group", "--no-create-home", "--shell", "/usr/sbin/nologin"];
 
 pub(crate) const UNIT: &str = "wharf-agent.service";
 
-/// Directory of the manifest and of the delivered configuration.
 pub(crate) fn share(prefix: &Path) -> PathBuf {
     prefix.join("share/wharf")
 }
@@ -40,7 +37,7 @@ pub(crate) fn manifest_file(prefix: &Path) -> PathBuf {
     share(prefix).join("manifest")
 }
 
-/// To detect edits of a configuration file.
+/// Original of a configuration file, to detect edits.
 pub(crate) fn delivered(prefix: &Path, config: &Path) -> PathBuf {
     let name = config.file_name().unwrap_or(config.as_os_str());
     share(prefix).join("delivered").join(name)
@@ -104,10 +101,9 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, arguments: &InstallArgs
 
 struct Decision<'a> {
     kept: Vec<&'a Path>,
-    /// With any foreign file, nothing is installed.
+    /// Any foreign file prevents the install.
     foreign: Vec<&'a Path>,
     manifest: Manifest,
-    /// Items of an earlier install that this one no longer has.
     obsolete: Manifest,
 }
 
@@ -122,7 +118,7 @@ fn decide<'a>(items: &'a [Item], arguments: &InstallArgs) -> Result<Decision<'a>
         .map(|item| item.path.as_path())
         .collect();
 
-    // Decided before the delivered copies are replaced.
+    // Before the delivered copies are replaced.
     let mut manifest = Manifest::default();
     let mut kept = Vec::new();
     for item in items {
@@ -153,7 +149,7 @@ fn decide<'a>(items: &'a [Item], arguments: &InstallArgs) -> Result<Decision<'a>
     Ok(Decision { kept, foreign, manifest, obsolete })
 }
 
-/// Report of a dry run, including files that are not built yet.
+/// The report of a dry run, with unbuilt files.
 fn preview(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<String>> {
     let prefix = &arguments.layout.prefix;
     let root = arguments.layout.root.as_deref();
@@ -197,7 +193,7 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
         bail!("install: these files are there and are not Wharf's; move them away first: {}", foreign.join(", "));
     }
 
-    // First: an interrupted install can be repeated or uninstalled.
+    // First, to repeat or uninstall an interrupted install.
     put(&below(root, &manifest_file(prefix)), manifest.text().as_bytes(), 0o644)?;
     let mut report = Vec::new();
     for item in items {
@@ -208,7 +204,7 @@ fn apply(items: &[Item], arguments: &InstallArgs) -> Result<Vec<String>> {
         let bytes =
             item.bytes.as_deref().with_context(|| format!("install {}: it is not built", item.path.display()))?;
         put(&below(root, &item.path), bytes, item.mode)?;
-        // Omits the many pages, and copies that only uninstall reads.
+        // Omits many pages, and copies for uninstall.
         if !item.path.starts_with(prefix.join("share")) {
             report.push(format!("installed {}", item.path.display()));
         }
@@ -235,7 +231,7 @@ fn differs(path: &Path, bytes: Option<&[u8]>) -> bool {
     }
 }
 
-/// The manifest lists only accounts that did not exist.
+/// The manifest lists only created accounts.
 fn ensure_accounts(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<()> {
     if ensure_account(arguments, Kind::Group, GROUP, "group", &["groupadd", "--system"])? {
         report.push(format!("made      the group {GROUP}; its members may use the socket: usermod -aG {GROUP} USER"));
@@ -246,7 +242,7 @@ fn ensure_accounts(arguments: &InstallArgs, report: &mut Vec<String>) -> Result<
     Ok(())
 }
 
-/// False if the `database` (getent) already has the account.
+/// False if the `database` of getent has the account.
 fn ensure_account(arguments: &InstallArgs, kind: Kind, name: &str, database: &str, add: &[&str]) -> Result<bool> {
     let known = Command::new("getent").args([database, name]).stdout(Stdio::null()).status();
     if known.with_context(|| format!("look for {name}: run getent"))?.success() {

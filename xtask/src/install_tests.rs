@@ -1,4 +1,4 @@
-//! Install and uninstall below a temporary root, with stand-ins for the built programs.
+//! Install and uninstall below a temporary root, with fake programs.
 
 use std::{collections::BTreeMap, os::unix::fs::PermissionsExt};
 
@@ -77,7 +77,6 @@ impl Machine {
         )
     }
 
-    /// Contents of files; `/` for folders.
     fn tree(&self) -> Result<BTreeMap<String, String>> {
         let mut tree = BTreeMap::new();
         let mut folders = vec![self.root()];
@@ -151,7 +150,6 @@ fn edited_configuration_survives_upgrade_and_uninstall_and_purge_takes_it() -> R
     machine.install(&[])?;
     assert_eq!(machine.read("etc/wharf/agent.toml")?, "mtu = 1400\n");
 
-    // The advice in the report must work.
     machine.uninstall(false)?;
     machine.uninstall(true)?;
     assert_eq!(machine.tree()?, before);
@@ -167,7 +165,6 @@ fn purge_removes_edited_configuration_and_state() -> Result<()> {
     machine.write("var/lib/wharf/facts", "x")?;
     machine.uninstall(true)?;
     let mut after = machine.tree()?;
-    // The test made these, as the agent's unit does on a machine.
     assert_eq!((after.remove("var"), after.remove("var/lib")), (Some("/".into()), Some("/".into())));
     assert_eq!(after, before);
     Ok(())
@@ -204,7 +201,6 @@ fn a_dry_run_says_what_an_install_does_and_changes_nothing() -> Result<()> {
     for line in ["new       /usr/local/bin/wharf", "new       /etc/wharf/", "nothing was changed"] {
         assert!(says(&report, line), "{line}: {report:?}");
     }
-    // An install then creates exactly the files in the report.
     machine.install(&[])?;
     let named = |line: &String| line.strip_prefix("new ").map(|path| path.trim().trim_matches('/').to_owned());
     let mut promised: Vec<String> = before.keys().cloned().chain(report.iter().filter_map(named)).collect();
@@ -283,7 +279,6 @@ fn a_missing_piece_or_a_bad_path_is_an_error_before_anything_is_written() -> Res
     Ok(())
 }
 
-/// Records its arguments and exits with `status`.
 fn stand_in(prefix: &Path, status: u8) -> Result<Manifest> {
     let agent = prefix.join("bin/wharf-agent");
     fs::create_dir_all(prefix.join("bin"))?;
@@ -315,7 +310,6 @@ fn uninstall_has_the_agent_clean_up_and_stops_where_that_is_refused() -> Result<
     let manifest = stand_in(&prefix, 1)?;
     let refused = uninstall::clean_up(&manifest, &arguments(false), false).map_err(|e| e.to_string());
     assert!(refused.as_ref().is_err_and(|e| e.contains("--force")), "{refused:?}");
-    // An interrupted installation has no agent to ask.
     fs::remove_file(prefix.join("bin/wharf-agent"))?;
     uninstall::clean_up(&manifest, &arguments(false), false)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Builds and starts the demo, the bench, or the agent.
+//! Builds and starts demo, bench or agent.
 
 use std::{
     ffi::OsString,
@@ -52,7 +52,7 @@ pub(crate) fn bench(
     Ok(status)
 }
 
-/// Replaces this process by the agent. Returns only on failure.
+/// Replaces this process; returns only on failure.
 pub(crate) fn agent(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -62,7 +62,7 @@ pub(crate) fn agent(
     privilege.confirm("the agent (it configures this machine's network)")?;
     prepare(workspace, privilege, verbose)?;
     let mut command = as_root(workspace, privilege, "wharf-agent", passed);
-    // sudo does not pass on its caller's environment.
+    // sudo drops the environment.
     let variable = *privilege == Privilege::Root && std::env::var_os("WHARF_CONFIG").is_some();
     if !variable && Path::new(CONFIG).exists() && takes_installed_settings(&passed.args) {
         eprintln!("\nthe settings of {CONFIG} apply; other ones: `cargo xtask run -- --config FILE`");
@@ -73,7 +73,7 @@ pub(crate) fn agent(
     Err(error).with_context(|| format!("start `{}`", describe(&command)))
 }
 
-/// The installed settings apply when the arguments are options, without `--config`.
+/// The installed settings apply to options without `--config`.
 fn takes_installed_settings(arguments: &[String]) -> bool {
     arguments.first().is_none_or(|first| first.starts_with('-'))
         && !arguments.iter().any(|argument| argument == "--config" || argument.starts_with("--config="))
@@ -89,7 +89,7 @@ fn as_root(workspace: &Workspace, privilege: &Privilege, name: &str, passed: &Pa
     let binaries = workspace.release();
     let mut variables =
         vec![("WHARF_BIN_DIR", OsString::from(&binaries)), ("WHARF_TARGET_DIR", OsString::from(workspace.target()))];
-    // Variables that sudo drops and the programs use.
+    // Needed variables that sudo drops.
     for name in ["RUST_LOG", "RUST_BACKTRACE", "NO_COLOR", "TERM", "LANG", "LC_ALL"] {
         if let Some(value) = std::env::var_os(name) {
             variables.push((name, value));

@@ -1,4 +1,4 @@
-//! Runs cargo's test runner, counts its results and ends hung tests.
+//! Runs cargo's tests, counts results and ends hung tests.
 
 use std::{
     fs,
@@ -21,13 +21,13 @@ use crate::{
 /// Longer than the slowest test.
 const SILENCE: Duration = Duration::from_secs(300);
 
-/// Passes the output through while counting. libtest has no time limit: after [`SILENCE`], the test binary is killed,
+/// Passes the output through. libtest has no time limit: after [`SILENCE`], the test binary is killed, and cargo
 /// and cargo continues.
 pub(crate) fn run(step: &Step, privilege: &Privilege, command: &mut Command) -> Result<(Tally, bool)> {
     step.clear_line();
     let mut child = command.stdout(Stdio::piped()).spawn().with_context(|| format!("start `{}`", describe(command)))?;
     let output = child.stdout.take().context("read the test runner's output")?;
-    // Bounded: a slow terminal slows the tests as without this pump.
+    // Bounded: a slow terminal slows the tests.
     let (sender, lines) = sync_channel(256);
     let pump = thread::spawn(move || {
         for line in BufReader::new(output).split(b'\n') {
@@ -71,14 +71,13 @@ pub(crate) fn run(step: &Step, privilege: &Privilege, command: &mut Command) -> 
     Ok((tally, status.success()))
 }
 
-/// As root if the tests ran as root.
 fn end_descendants(privilege: &Privilege, parent: u32) -> Result<()> {
     let processes = descendants(parent)?;
     if processes.is_empty() {
         return Ok(());
     }
     let mut kill = privilege.command(&find_program("kill").context("end a test that hangs: there is no `kill`")?, &[]);
-    // A survivor shows as further silence.
+    // A survivor causes further silence.
     kill.arg("-KILL").args(processes.iter().map(u32::to_string)).status().context("end a test that hangs: run kill")?;
     Ok(())
 }
@@ -91,7 +90,7 @@ fn descendants(parent: u32) -> Result<Vec<u32>> {
         let Some(process) = entry.file_name().to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
         // Exited since the listing.
         let Ok(stat) = fs::read_to_string(entry.path().join("stat")) else { continue };
-        // `pid (name) state ppid ...`; the name may contain anything.
+        // `pid (name) state ppid ...` with any name.
         let above = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse::<u32>().ok());
         pairs.extend(above.map(|above| (above, process)));
     }
@@ -113,12 +112,10 @@ mod tests {
 
     #[test]
     fn what_hangs_below_a_runner_is_found_and_ended() -> Result<()> {
-        // Like cargo, the runner continues when its test was killed.
         let script = "echo ready; sh -c 'sleep 3600; true'; echo went on";
         let mut runner = Command::new("sh").args(["-c", script]).stdout(Stdio::piped()).spawn()?;
         let mut lines = BufReader::new(runner.stdout.take().context("output")?).lines();
         assert_eq!(lines.next().transpose()?.as_deref(), Some("ready"));
-        // The inner shell and its sleep.
         let deadline = Instant::now() + Duration::from_secs(20);
         while descendants(runner.id())?.len() < 2 {
             anyhow::ensure!(Instant::now() < deadline, "the runner started no test");

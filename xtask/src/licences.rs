@@ -1,11 +1,11 @@
-//! Checks the licences of dependencies against an allow list, which deny.toml repeats for `cargo deny`.
+//! Checks licences of dependencies against a list, which deny.toml repeats for `cargo deny`.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-/// Licences that require no more than attribution.
+/// They require attribution at most.
 const ALLOWED: &[&str] = &[
     "Apache-2.0",
     "Apache-2.0 WITH LLVM-exception",
@@ -21,11 +21,10 @@ const ALLOWED: &[&str] = &[
     "Zlib",
 ];
 
-/// libFuzzer is part of LLVM and in no product program. MPL-2.0 covers only its files (section 3.3).
+/// No product contains libFuzzer. MPL-2.0 covers only its files (section 3.3).
 const EXCEPTIONS: &[(&str, &str)] =
     &[("libfuzzer-sys", "NCSA"), ("imbl", "MPL-2.0+"), ("imbl-sized-chunks", "MPL-2.0+")];
 
-/// Returns the number of crates.
 pub(crate) fn check(metadata: &mut Command) -> Result<usize> {
     let output = metadata.output().context("check licences: run cargo metadata")?;
     if !output.status.success() {
@@ -40,7 +39,7 @@ fn check_metadata(metadata: &[u8]) -> Result<usize> {
     let mut refused = Vec::new();
     let mut checked = 0;
     for package in packages {
-        // Packages without a source belong to the project.
+        // The project's packages.
         if package["source"].is_null() {
             continue;
         }
@@ -62,9 +61,9 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or("?")
 }
 
-/// Rejects an SPDX expression that does not parse.
+/// Rejects invalid SPDX expressions.
 fn allowed(name: &str, expression: &str) -> bool {
-    // Crates from before SPDX wrote a slash for OR.
+    // Old crates write OR as a slash.
     let expression = expression.replace('/', " OR ").replace('(', " ( ").replace(')', " ) ");
     let mut words = expression.split_whitespace().peekable();
     let met = any(name, &mut words);

@@ -1,4 +1,4 @@
-//! bpf-linker, built against the compiler's LLVM, so that it can always read the compiler's bitcode.
+//! bpf-linker, built against the compiler's LLVM to read its bitcode.
 
 use std::{
     fs,
@@ -15,7 +15,7 @@ use crate::{
     workspace::{bare_cargo, write_if_changed},
 };
 
-/// For the aya releases in use.
+/// For the used aya releases.
 const VERSION: &str = "0.13.0";
 
 pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<PathBuf> {
@@ -31,7 +31,7 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<Pat
 
     fs::create_dir_all(prefix.join("lib")).with_context(|| format!("create {}/lib", prefix.display()))?;
     let file_name = library.file_name().with_context(|| format!("{} has no name", library.display()))?;
-    // llvm-sys looks for libLLVM.so, the loader for the library's real name.
+    // llvm-sys looks for libLLVM.so, the loader for the real name.
     link(&library, &prefix.join("lib").join(file_name))?;
     link(Path::new(file_name), &prefix.join("lib/libLLVM.so"))?;
 
@@ -45,7 +45,6 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<Pat
         .env("LLVM_PREFIX", &prefix)
         .env("CARGO_TARGET_DIR", &scratch)
         .env("CARGO_PROFILE_RELEASE_DEBUG", "false")
-        // Keeps build settings of the checkout and the user away.
         .current_dir(toolchain)
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
@@ -54,13 +53,13 @@ pub(crate) fn ensure(step: &Step, rustc: &Rustc, toolchain: &Path) -> Result<Pat
     step.run(Command::new(&linker).arg("--version"))
         .with_context(|| format!("try {}, just built", linker.display()))?;
     write_if_changed(&stamp, wanted.as_bytes())?;
-    // Half a gigabyte that is no longer needed.
+    // Half a gigabyte.
     fs::remove_dir_all(&scratch).with_context(|| format!("remove {}", scratch.display()))?;
     step.note("built");
     Ok(linker)
 }
 
-/// The inputs of the built linker. Its search path for libLLVM is absolute, so a moved checkout needs a rebuild.
+/// Inputs of the linker. Its path of libLLVM is absolute: a moved checkout needs a rebuild.
 fn stamp_text(rustc: &Rustc, prefix: &Path, library: &Path) -> String {
     format!(
         "bpf-linker {VERSION}\nrustc {} {}\nprefix {}\nllvm {}\n",

@@ -1,4 +1,4 @@
-//! The commands for users and developers of Wharf; `cargo xtask --help` is the manual.
+//! Commands for users and developers of Wharf; see `cargo xtask --help`.
 
 mod args;
 mod book;
@@ -84,7 +84,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Death by a signal is a failure.
+/// A signal is a failure.
 fn exit_code(status: ExitStatus) -> ExitCode {
     match status.code().map(u8::try_from) {
         Some(Ok(code)) => ExitCode::from(code),

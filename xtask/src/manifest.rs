@@ -1,5 +1,4 @@
-//! The manifest of an installation, `<prefix>/share/wharf/manifest`: one item a line, `kind path`, with paths of the
-//! final machine (without `--root`).
+//! Manifest of an installation, `<prefix>/share/wharf/manifest`: a line `kind path` for each item. Paths omit `--root`.
 
 use std::{
     collections::BTreeSet,
@@ -9,12 +8,11 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Determines an item's removal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
-    /// Created by the install; removed when empty.
+    /// Created by install; removed when empty.
     Directory,
-    /// Replaced by the next install, removed by uninstall.
+    /// Replaced by install, removed by uninstall.
     File,
     /// Kept if edited.
     Config,
@@ -63,7 +61,7 @@ impl Manifest {
         self.items.iter().filter(move |(found, _)| *found == kind).map(|(_, path)| path.as_path())
     }
 
-    /// What an uninstall leaves: this file, remaining configuration, folders, groups and users.
+    /// What uninstall leaves.
     pub(crate) fn left(&self, own: &Path, is_there: impl Fn(&Path) -> bool) -> Self {
         let stays = |(kind, path): &&(Kind, PathBuf)| match kind {
             Kind::File => path == own,
@@ -85,7 +83,7 @@ impl Manifest {
         let mut manifest = Self::default();
         for line in text.lines() {
             let item = line.split_once(' ').and_then(|(word, path)| Some((Kind::from_word(word)?, Path::new(path))));
-            // Root acts on the manifest: never guess.
+            // Root trusts the manifest, so reject doubtful lines.
             match item {
                 Some((kind, name)) if kind.is_named() && name.components().count() == 1 => manifest.add(kind, name),
                 Some((kind, path)) if !kind.is_named() && plain(path) => manifest.add(kind, path),
@@ -100,7 +98,7 @@ impl Manifest {
     }
 }
 
-/// Whether a path is absolute, has no `..`, and fits on a manifest line.
+/// Whether a path is absolute, without `..` and control characters.
 pub(crate) fn plain(path: &Path) -> bool {
     path.is_absolute()
         && path.components().all(|part| matches!(part, Component::RootDir | Component::Normal(_)))

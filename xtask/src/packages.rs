@@ -1,4 +1,4 @@
-//! Debian packages of each command, installed only if missing.
+//! Debian packages of each command.
 
 use std::{
     path::Path,
@@ -9,7 +9,6 @@ use anyhow::{Result, bail};
 
 use crate::{privilege::Privilege, progress::Step, workspace::find_program};
 
-/// Detects a package on any distribution.
 #[derive(Debug, Clone, Copy)]
 enum Probe {
     Program(&'static str),
@@ -45,17 +44,17 @@ impl Need {
     }
 }
 
-/// Rust links with the C compiler. (Every Debian has dpkg-deb and apt's download helper.)
+/// Every Debian has dpkg-deb and apt's download helper.
 pub(crate) const BUILD: &[Need] =
     &[Need::program("gcc", "cc"), Need::program("libc6-dev", "cc"), Need::program("make", "make")];
 
 pub(crate) const DEMO: &[Need] = &[Need::program("iproute2", "ip"), VENV];
 
-/// Guests get copies of these programs.
+/// Copied into guests.
 pub(crate) const VM: &[Need] =
     &[Need::program("iproute2", "ip"), Need::program("nftables", "nft"), Need::program("iptables", "iptables")];
 
-/// Nodes of a cluster see the machine's programs; containerd is Debian sid's.
+/// Nodes use the machine's programs, and containerd of Debian sid.
 pub(crate) const KUBERNETES: &[Need] = &[
     Need::program("iproute2", "ip"),
     Need::program("curl", "curl"),
@@ -64,24 +63,23 @@ pub(crate) const KUBERNETES: &[Need] = &[
     Need::program("iptables", "iptables"),
     Need::program("runc", "runc"),
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
-    // Pods of `--e2e` send UDP with it; busybox's has none.
+    // For UDP in pods of `--e2e`; busybox's has none.
     Need::program("netcat-openbsd", "nc.openbsd"),
 ];
 
-/// With container runtimes, their image, and other CNI plugins.
 pub(crate) const TEST: &[Need] = &[
     Need::program("iproute2", "ip"),
-    // Commands in the documents use it.
+    // For commands in documents.
     Need::program("curl", "curl"),
-    // For rules of other programs, which Wharf must coexist with.
+    // For rules of other programs.
     Need::program("nftables", "nft"),
-    // The plugins `portmap` and `firewall` run it.
+    // For the plugins `portmap` and `firewall`.
     Need::program("iptables", "iptables"),
     Need::program("podman", "podman"),
     Need::program("containerd", "containerd"),
     Need::program("runc", "runc"),
     Need::program("conmon", "conmon"),
-    // The package busybox has a program of the same name that is not static.
+    // The package busybox is not static.
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     Need::file("containernetworking-plugins", "/usr/lib/cni/host-local"),
     Need::program("systemd", "systemd-analyze"),
@@ -93,13 +91,13 @@ pub(crate) const SCHEMATHESIS: &[Need] = &[Need::program("iproute2", "ip"), VENV
 
 pub(crate) const ENVOY: &[Need] = &[VENV];
 
-/// With virtual environments and pip.
+/// Virtual environments with pip.
 const VENV: Need = Need { package: "python3-venv", probe: Probe::PythonModule("ensurepip") };
 
 /// libFuzzer is C++ source.
 pub(crate) const FUZZ: &[Need] = &[Need::program("g++", "c++")];
 
-/// Other CNI plugins, also in pods of a container runtime.
+/// For other CNI plugins, also in a container runtime.
 pub(crate) const BENCH: &[Need] = &[
     Need::program("iproute2", "ip"),
     Need::program("nftables", "nft"),
@@ -136,7 +134,7 @@ pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> R
         command.args(["install", "--yes", "--no-install-recommends"]).args(&packages);
         command
     };
-    // Most machines have a usable index.
+    // Most machines need no `update`.
     if step.run_quietly(&mut install())?.is_err() {
         step.run(apt(privilege, &apt_get).arg("update"))?;
         step.run(&mut install())?;
@@ -149,10 +147,9 @@ pub(crate) fn ensure(step: &Step, privilege: &Privilege, lists: &[&[Need]]) -> R
     Ok(())
 }
 
-/// Non-interactive.
 pub(crate) fn apt(privilege: &Privilege, apt_get: &Path) -> Command {
     let mut command = privilege.command(apt_get, &[("DEBIAN_FRONTEND", "noninteractive".into())]);
-    // Unattended upgrades may hold the lock.
+    // Held by unattended upgrades.
     command.args(["-o", "DPkg::Lock::Timeout=300"]);
     command
 }

@@ -1,4 +1,4 @@
-//! The files of an installation: `install` installs them, `dist` packs them.
+//! Files of an installation, for `install` and `dist`.
 
 use std::{
     fs, io,
@@ -38,12 +38,11 @@ impl Sources {
 pub(crate) struct Item {
     pub(crate) kind: Kind,
     pub(crate) path: PathBuf,
-    /// `None` in a dry run if it is not built yet.
+    /// `None` if not built, in a dry run.
     pub(crate) bytes: Option<Vec<u8>>,
     pub(crate) mode: u32,
 }
 
-/// Programs that generate their manual pages and completions.
 const DESCRIBED: [&str; 2] = ["wharf", "wharf-agent"];
 
 const SHELLS: [&str; 3] = ["bash", "zsh", "fish"];
@@ -119,7 +118,7 @@ pub(crate) fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Ite
         let page = page.with_context(|| format!("list {}", pages.display()))?.path();
         add(Kind::File, manual_place(prefix, &page)?, 0o644, built(page)?);
     }
-    // The plugin has no command line to generate a page from.
+    // The plugin cannot generate a page.
     let plugin_page = sources.dist.join("wharf-cni.8");
     add(Kind::File, manual_place(prefix, &plugin_page)?, 0o644, Some(read(plugin_page)?));
     for program in DESCRIBED {
@@ -144,7 +143,7 @@ pub(crate) fn plan(sources: &Sources, arguments: &InstallArgs) -> Result<Vec<Ite
     Ok(items)
 }
 
-/// The page's extension is the section.
+/// The extension is the section.
 fn manual_place(prefix: &Path, page: &Path) -> Result<PathBuf> {
     let name = page.file_name().unwrap_or_default();
     let section = page.extension().and_then(|section| section.to_str()).filter(|section| ["1", "8"].contains(section));
@@ -153,7 +152,7 @@ fn manual_place(prefix: &Path, page: &Path) -> Result<PathBuf> {
     Ok(prefix.join(format!("share/man/man{section}")).join(name))
 }
 
-/// By rename: a running program keeps its old file, and a reader sees a complete file.
+/// By rename: a running program keeps its file, and readers see a complete file.
 pub(crate) fn put(path: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let folder = path.parent().with_context(|| format!("write {}: it has no directory", path.display()))?;
     fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;

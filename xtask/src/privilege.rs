@@ -1,4 +1,4 @@
-//! How to run programs as root.
+//! Runs programs as root.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,7 +13,6 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace::find_program;
 
-/// Access to root's rights.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Privilege {
     Root,
@@ -22,9 +21,9 @@ pub(crate) enum Privilege {
 }
 
 impl Privilege {
-    /// Does not ask for a password.
+    /// Without a password.
     pub(crate) fn detect() -> Result<Self> {
-        // The owner of /proc/self is the effective user; needs no libc.
+        // The effective user owns /proc/self; needs no libc.
         let user = fs::metadata("/proc/self").context("find out which user this is: read /proc/self")?.uid();
         Ok(match (user, find_program("sudo")) {
             (0, _) => Self::Root,
@@ -33,7 +32,7 @@ impl Privilege {
         })
     }
 
-    /// Asks for the password now, before long work starts.
+    /// Requests the password before long work.
     pub(crate) fn confirm(&self, what_for: &str) -> Result<()> {
         let Self::Sudo(sudo) = self else {
             if *self == Self::None {
@@ -55,7 +54,7 @@ impl Privilege {
         Ok(())
     }
 
-    /// Keeps sudo's password cached during a long build, if possible.
+    /// Keeps sudo's password cached during a long build.
     pub(crate) fn refresh(&self) {
         if let Self::Sudo(sudo) = self {
             let quiet = Command::new(sudo)
@@ -64,12 +63,11 @@ impl Privilege {
                 .stdout(Stdio::null())
                 .stderr(Stdio::null())
                 .status();
-            // The next use of sudo then asks.
             drop(quiet);
         }
     }
 
-    /// With these variables, which sudo would drop.
+    /// Passes `variables` even through sudo.
     pub(crate) fn command(&self, program: &Path, variables: &[(&str, OsString)]) -> Command {
         match self {
             Self::Root | Self::None => {
@@ -92,7 +90,7 @@ impl Privilege {
         }
     }
 
-    /// Prefix of cargo and nextest for test binaries; `None` for root.
+    /// For test binaries.
     pub(crate) fn test_runner(&self) -> Option<String> {
         match self {
             Self::Sudo(sudo) => Some(format!("{} --non-interactive --preserve-env --", sudo.display())),
@@ -100,7 +98,7 @@ impl Privilege {
         }
     }
 
-    /// A root command wrote these files.
+    /// Changes the owner of files of a root command.
     pub(crate) fn give_back(&self, path: &Path) -> Result<()> {
         if !matches!(self, Self::Sudo(_)) || !path.exists() {
             return Ok(());

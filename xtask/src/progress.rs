@@ -1,4 +1,4 @@
-//! Steps with a number, a name and a time; a child's output is shown only when it fails.
+//! Numbered and timed steps; a child's output is shown only on failure.
 
 use std::{
     cell::RefCell,
@@ -14,7 +14,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::privilege::Privilege;
 
-/// For a failure: an error of rustc is at the end.
+/// Of a failure: rustc's error is at the end.
 const KEPT_LINES: usize = 1_000;
 
 const BEAT: Duration = Duration::from_secs(1);
@@ -32,7 +32,6 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Refreshes `privilege` before each step.
     pub(crate) fn new(total: usize, verbose: bool, privilege: &Privilege) -> Self {
         Self { total, current: 0, verbose, terminal: io::stderr().is_terminal(), privilege: privilege.clone() }
     }
@@ -72,7 +71,7 @@ impl Step {
         self.started.elapsed()
     }
 
-    /// Shows the child's output when it fails, or with `--verbose`.
+    /// Shows output on failure or with `--verbose`.
     pub(crate) fn run(&self, command: &mut Command) -> Result<()> {
         let (status, output) =
             if self.verbose { (self.run_open(command)?, VecDeque::new()) } else { self.run_captured(command)? };
@@ -86,7 +85,7 @@ impl Step {
         bail!("`{}` failed ({status})", describe(command));
     }
 
-    /// Returns the last output lines of a child that fails.
+    /// Returns the last output lines on failure.
     pub(crate) fn run_quietly(&self, command: &mut Command) -> Result<std::result::Result<(), Vec<String>>> {
         let (status, output) = self.run_captured(command)?;
         Ok(if status.success() { Ok(()) } else { Err(output.into()) })
@@ -105,10 +104,10 @@ impl Step {
         }
         command.env("CARGO_TERM_PROGRESS_WHEN", "never").stdin(Stdio::null()).stdout(writer).stderr(second);
         let mut child = command.spawn().with_context(|| format!("start `{}`", describe(command)))?;
-        // It holds the write ends; the pipe would never end.
+        // Closes the write ends, or the pipe would never end.
         command.stdout(Stdio::null()).stderr(Stdio::null());
 
-        // Bounded: a slow terminal slows the child, as a pipe would.
+        // Bounded: a slow terminal slows the child.
         let (sender, lines) = sync_channel::<String>(256);
         let pump = thread::spawn(move || {
             let mut reader = BufReader::new(reader);
@@ -157,7 +156,7 @@ impl Step {
         }
     }
 
-    /// Shows the elapsed time: each second on a terminal, each minute in a log.
+    /// Shows the elapsed time.
     pub(crate) fn beat(&self, line: Option<&str>, last_log: &mut Instant) {
         if self.terminal {
             if self.elapsed() > BEAT * 2 {
@@ -178,11 +177,11 @@ impl Step {
         eprintln!("{}: {verdict}{note} ({})", self.label, spell(self.elapsed()));
     }
 
-    /// Cut to the usual terminal width.
+    /// Cut to a terminal's usual width.
     fn draw(&self, doing: &str) {
         let line: String = format!("{} ... {doing}", self.label).chars().take(79).collect();
         eprint!("\r\x1b[K{line}");
-        // The terminal may be closed; the work continues.
+        // The terminal may be closed.
         let _gone = io::stderr().flush();
     }
 
@@ -213,7 +212,6 @@ pub(crate) fn describe(command: &Command) -> String {
     text
 }
 
-/// A truncated escape would garble the line.
 fn strip_escapes(line: &str) -> String {
     let mut plain = String::with_capacity(line.len());
     let mut characters = line.chars();

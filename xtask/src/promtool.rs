@@ -1,5 +1,5 @@
-//! promtool, which checks metrics and alert rules, from Debian's package `prometheus`, unpacked: an installation would
-//! start a server.
+//! promtool checks metrics and alert rules. Unpacked from Debian's `prometheus`, whose installation would start a
+//! server.
 
 use std::{fs, process::Command};
 
@@ -16,7 +16,7 @@ use crate::{
 const PACKAGE: &str = "prometheus";
 const PROGRAM: &str = "usr/bin/promtool";
 
-/// On the PATH, or where the tests look next.
+/// On the PATH, or in target/promtool.
 pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     if find_program("promtool").is_some() {
         step.note("the machine's own");
@@ -30,7 +30,6 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) 
     let Some(apt_get) = find_program("apt-get") else {
         bail!("get promtool: this machine has no apt-get; install promtool (it comes with Prometheus), then try again");
     };
-    // Renamed when complete.
     let fresh = directory.with_extension("new");
     core_sources::remove_directory(&fresh)?;
     fs::create_dir_all(&fresh).with_context(|| format!("create {}", fresh.display()))?;
@@ -39,7 +38,7 @@ pub(crate) fn ensure(step: &Step, workspace: &Workspace, privilege: &Privilege) 
         command.current_dir(&fresh).args(["download", PACKAGE]);
         command
     };
-    // Most machines have a usable index.
+    // Most machines need no `update`.
     if step.run_quietly(&mut download())?.is_err() {
         step.run(apt(privilege, &apt_get).arg("update"))?;
         step.run(&mut download())?;

@@ -9,14 +9,14 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// LLVM releases that the pinned bpf-linker supports.
+/// Supported by the pinned bpf-linker.
 const LINKER_LLVM: std::ops::RangeInclusive<u32> = 21..=23;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rustc {
     pub(crate) release: String,
     pub(crate) host: String,
-    /// Identifies a build of the compiler.
+    /// Identifies a compiler build.
     pub(crate) commit: String,
     pub(crate) llvm_major: u32,
     pub(crate) sysroot: PathBuf,
@@ -51,12 +51,12 @@ impl Rustc {
         })
     }
 
-    /// From rustup's component `rust-src`.
+    /// rustup's component `rust-src`.
     pub(crate) fn own_library(&self) -> PathBuf {
         self.sysroot.join("lib/rustlib/src/rust/library")
     }
 
-    /// For the BPF linker: always the version that wrote the bitcode.
+    /// For the BPF linker: the LLVM that wrote the bitcode.
     pub(crate) fn llvm_library(&self) -> Result<PathBuf> {
         if !LINKER_LLVM.contains(&self.llvm_major) {
             bail!(

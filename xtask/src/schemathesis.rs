@@ -1,4 +1,4 @@
-//! Tests the REST API against its OpenAPI document with schemathesis, by the tests' `wharf-schemathesis`.
+//! Tests the REST API against its OpenAPI document.
 
 use std::{
     fs, io,
@@ -53,7 +53,7 @@ pub(crate) fn run(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Uses the programs of the test build.
+/// With programs of the test build.
 pub(crate) fn check(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     let st = install(step, workspace)?;
     step.run(&mut command(workspace, privilege, &st, workspace.debug()))
@@ -70,7 +70,7 @@ fn install(step: &Step, workspace: &Workspace) -> Result<PathBuf> {
     let directory = workspace.target().join("schemathesis");
     let (stamp, versions, venv) = (directory.join("installed"), directory.join("versions.txt"), directory.join("venv"));
     let st = venv.join("bin/st");
-    // Written last. A virtual environment whose interpreter was upgraded away does not start.
+    // Written last. An upgrade may remove a virtual environment's interpreter.
     let whole = fs::read_to_string(&stamp).is_ok_and(|installed| installed == VERSIONS);
     if whole && step.run_quietly(Command::new(&st).arg("--version"))?.is_ok() {
         step.note("there");

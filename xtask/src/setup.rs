@@ -1,4 +1,4 @@
-//! The BPF toolchain: packages, core's sources, the linker. Each part is built once and kept.
+//! BPF toolchain: packages, core's sources, linker.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -26,7 +26,7 @@ pub(crate) struct Toolchain {
     pub(crate) linker: PathBuf,
 }
 
-/// `needs`: more packages.
+/// `needs`: further packages.
 pub(crate) fn ensure(
     progress: &mut Progress,
     workspace: &Workspace,

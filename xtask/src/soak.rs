@@ -1,6 +1,5 @@
-//! `soak`: runs tests at random for a given time. The parts share it: churn with an agent that is killed at random, the
-//! crash matrix at random passes of the points, and histories of the model and of `wharf-kube`. A part is a sequence of
-//! runs of about a minute, none beyond the part's share. A failure prints its seed.
+//! `soak`: runs random tests for a given time. [`PARTS`] share it. A part is a sequence of runs of about a minute; a
+//! failure prints its seed.
 
 use std::{
     process::{Command, ExitCode},
@@ -31,9 +30,9 @@ struct Part {
 }
 
 enum Runs {
-    /// The whole binary with these variables.
+    /// The whole binary.
     Whole { variables: &'static [(&'static str, &'static str)], does: &'static str },
-    /// A test for each processor. The next run takes the next tests, and another share of their points.
+    /// A test for each processor; the next run takes the next tests and share of points.
     Turns { does: &'static str },
 }
 
@@ -76,10 +75,9 @@ const PARTS: [Part; 4] = [
     },
 ];
 
-/// With so many shares of the points, a run is a minute or two.
+/// Limits a run to one or two minutes.
 const SHARES: u64 = 8;
 
-/// Every part runs at least once.
 pub(crate) fn run(
     workspace: &Workspace,
     privilege: &Privilege,
@@ -93,7 +91,7 @@ pub(crate) fn run(
     build::next_objects(&mut progress, workspace, &toolchain)?;
     let variable = cargo_target_variable(&toolchain.rustc.host, "RUNNER");
     let soak = Soak { workspace, runner: privilege.test_runner().map(|runner| (variable, runner)) };
-    // As `cargo xtask test` builds them, with the programs.
+    // As `cargo xtask test`, with the programs.
     progress.step("Test binaries (a few minutes the first time)", |step| {
         step.run(workspace.cargo().args(["test", "--no-run", "--workspace", "--locked"]))
     })?;
@@ -115,12 +113,11 @@ pub(crate) fn run(
 
 struct Soak<'a> {
     workspace: &'a Workspace,
-    /// Cargo's runner variable and its value.
     runner: Option<(String, String)>,
 }
 
 impl Soak<'_> {
-    /// Returns the number of runs, each with the next seed: a failed run's seed repeats that run.
+    /// Returns the number of runs. Each has the next seed, which repeats a failed run.
     fn part(&self, step: &Step, privilege: &Privilege, part: &Part, seed: u64, time: Duration) -> Result<u64> {
         let tests = self.tests(part)?;
         let (mut runs, mut longest) = (0_u64, Duration::ZERO);
@@ -144,7 +141,6 @@ impl Soak<'_> {
         Ok(runs)
     }
 
-    /// Empty when a run takes the whole binary.
     fn tests(&self, part: &Part) -> Result<Vec<String>> {
         let Runs::Turns { .. } = part.runs else { return Ok(Vec::new()) };
         let mut command = self.cargo_test(part);
@@ -168,23 +164,23 @@ impl Soak<'_> {
     }
 }
 
-/// One of `parts` shares of the crash points, all of which take an hour; consecutive numbers cover all.
+/// One of `parts` shares of the crash points; consecutive numbers cover all, which take an hour.
 pub(crate) fn share(number: u64, parts: u64) -> String {
     format!("{}/{parts}", number % parts)
 }
 
-/// As long as the longest run so far.
+/// Assumes the longest duration so far.
 fn fits(elapsed: Duration, longest: Duration, time: Duration) -> bool {
     elapsed + longest <= time
 }
 
-/// The next seed continues after these tests.
+/// Consecutive seeds continue through the tests.
 fn chosen(tests: &[String], seed: u64, count: usize) -> impl Iterator<Item = &String> {
     let place = usize::try_from(seed % tests.len() as u64).unwrap_or(0);
     tests.iter().cycle().skip(place * count % tests.len()).take(count.min(tests.len()))
 }
 
-/// The standard library seeds its hash maps from the kernel.
+/// The kernel seeds hash maps.
 fn random() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0_u8)

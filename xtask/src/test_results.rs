@@ -1,4 +1,4 @@
-//! Counts from the output of test runners.
+//! Counts of test runners.
 
 use std::{fs, io, ops::AddAssign, path::Path};
 
@@ -19,7 +19,6 @@ impl AddAssign for Tally {
     }
 }
 
-/// An earlier report could be mistaken for this run's.
 pub(crate) fn forget_junit(path: &Path) -> Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -36,7 +35,6 @@ pub(crate) fn read_junit(path: &Path) -> Result<Tally> {
     parse_junit(&report).with_context(|| format!("read {}", path.display()))
 }
 
-/// The counts are attributes of the root element.
 fn parse_junit(report: &str) -> Result<Tally> {
     let root = report
         .split_once("<testsuites ")

@@ -1,4 +1,4 @@
-//! `test` and `lint`: quick checks first; the last line summarizes.
+//! `test` and `lint`.
 
 use std::{
     process::{Command, ExitCode},
@@ -28,7 +28,6 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// A failure is reported and counted, not returned.
     fn check(&mut self, name: &'static str, work: impl FnOnce(&Step, &Workspace) -> Result<()>) {
         let started = Instant::now();
         let workspace = self.workspace;
@@ -55,7 +54,7 @@ impl Report<'_> {
             let (tally, good) = work(step, workspace)?;
             counted = tally;
             step.note(format!("{} passed, {} failed, {} ignored", tally.passed, tally.failed, tally.ignored));
-            // A build failed, or the runner was stopped.
+            // Build failed or runner stopped.
             anyhow::ensure!(good, if tally.failed > 0 { "some tests failed" } else { "the test runner failed" });
             Ok(())
         });
@@ -73,7 +72,6 @@ impl Report<'_> {
         self.phases.push((name, started.elapsed(), verdict));
     }
 
-    /// A failed prerequisite ends the run.
     fn prepare<T>(&mut self, name: &'static str, work: impl FnOnce(&mut Progress) -> Result<T>) -> Result<T> {
         let started = Instant::now();
         let result = work(&mut self.progress);
@@ -108,8 +106,8 @@ pub(crate) fn test(
     privilege.confirm("testing (tests make network namespaces)")?;
     let everything = arguments.filters.is_empty();
     let quick = if everything { checks::QUICK } else { &[] };
-    // promtool, Envoy, BPF programs of this ABI version and the next, packages, test build and tests; for all tests
-    // also clippy, rustdoc, schemathesis, the demo, and with nextest the documentation's tests.
+    // promtool, Envoy, BPF programs of two ABI versions, packages, test build, tests; for all tests also clippy,
+    // rustdoc, schemathesis, demo, and with nextest the documentation's tests.
     let own = match (everything, has_nextest()) {
         (false, _) => 7,
         (true, false) => 11,
@@ -163,7 +161,7 @@ fn phases(
     let rustc = &toolchain.rustc;
     report.prepare("Test build", |progress| {
         build::next_objects(progress, workspace, &toolchain)?;
-        // Also builds the programs, because packages with integration tests need theirs.
+        // Includes programs of packages with integration tests.
         progress.step("Test binaries (a few minutes the first time)", |step| {
             step.run(runner(workspace, privilege, rustc, &[]).arg("--no-run"))?;
             step.run(workspace.cargo().args(["build", "--locked", "--package", "wharf-node"]))?;
@@ -179,10 +177,10 @@ fn phases(
         report.check("The demo", |step, workspace| demo(step, workspace, privilege));
     }
     if everything && has_nextest() {
-        // nextest does not run documentation tests.
+        // nextest skips documentation tests.
         report.tests("Examples in documentation", |step, workspace| {
             let mut command = workspace.cargo();
-            // One package would have other features, and rebuild its libraries.
+            // One package would rebuild libraries with other features.
             command.args(["test", "--doc", "--workspace", "--locked", "--quiet"]);
             libtest::run(step, privilege, &mut command)
         });
@@ -215,7 +213,6 @@ pub(crate) fn lint(workspace: &Workspace, privilege: &Privilege, verbose: bool) 
     Ok(report.finish(started.elapsed()))
 }
 
-/// The test build has built the demo.
 fn demo(step: &Step, workspace: &Workspace, privilege: &Privilege) -> Result<()> {
     let program = workspace.target().join("debug/wharf-demo");
     step.run(&mut privilege.command(&program, &[("WHARF_BIN_DIR", workspace.debug().into())]))
@@ -225,11 +222,10 @@ fn has_nextest() -> bool {
     find_program("cargo-nextest").is_some()
 }
 
-/// nextest if installed, else cargo's runner.
 fn runner(workspace: &Workspace, privilege: &Privilege, rustc: &Rustc, filters: &[String]) -> Command {
     let mut command = workspace.cargo();
     if has_nextest() {
-        // Most tests wait for the kernel, a timer or a proxy.
+        // Most tests wait for kernel, timers or a proxy.
         let threads = 2 * std::thread::available_parallelism().map_or(1, usize::from);
         command.args(["nextest", "run", "--test-threads", &threads.to_string()]);
     } else {
@@ -276,13 +272,13 @@ fn run_tests(
     Ok((read_junit(&junit)?, status.success()))
 }
 
-/// A 24th of the crash points is about two minutes of both processors.
+/// Two minutes of both processors.
 const CRASH_SHARES: u64 = 24;
 
-/// About a minute of a processor. `cargo xtask soak` runs thousands.
+/// A minute of a processor. `cargo xtask soak` runs thousands.
 const MODEL_CASES: &str = "96";
 
-/// The number of commits selects the share of crash points; 0 without git.
+/// Selects the share of crash points; 0 without git.
 fn commits(workspace: &Workspace) -> u64 {
     let output = Command::new("git").arg("-C").arg(workspace.root()).args(["rev-list", "--count", "HEAD"]).output();
     let told = output.ok().filter(|output| output.status.success());

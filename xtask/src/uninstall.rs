@@ -1,4 +1,4 @@
-//! `uninstall`: removes exactly the items of the manifest.
+//! `uninstall`: removes the manifest's items.
 
 use std::{
     fs, io,
@@ -37,11 +37,11 @@ pub(crate) fn uninstall(privilege: &Privilege, arguments: &UninstallArgs) -> Res
         if !arguments.now {
             bail!("uninstall: {UNIT} runs; stop it with `systemctl disable --now {UNIT}`, or pass --now");
         }
-        // Refused while endpoints live; the service then keeps running.
+        // Fails while endpoints live; the service then runs on.
         clean_up(&manifest, arguments, true)?;
         systemctl(&["disable", "--now", UNIT])?;
     }
-    // Before the plugin is removed: without it, runtimes cannot delete live containers.
+    // Before the plugin is removed, which runtimes need for live containers.
     if !staged {
         clean_up(&manifest, arguments, false)?;
     }
@@ -73,7 +73,7 @@ fn as_root(privilege: &Privilege, arguments: &UninstallArgs) -> Result<()> {
     Ok(())
 }
 
-/// The installed agent's cleanup of the node; fails while endpoints live or an agent runs, unless `--force`.
+/// Cleans up the node with the installed agent; fails while endpoints live or an agent runs, unless `--force`.
 pub(crate) fn clean_up(manifest: &Manifest, arguments: &UninstallArgs, only_look: bool) -> Result<()> {
     let agent = arguments.layout.prefix.join("bin/wharf-agent");
     if !manifest.contains(Kind::File, &agent) || !agent.exists() {
@@ -118,7 +118,7 @@ pub(crate) fn take_away(manifest: &Manifest, arguments: &UninstallArgs) -> Resul
         match fs::remove_dir_all(&state) {
             Ok(()) => report.push(format!("removed   {STATE}")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            // A mount point; only its content is removed.
+            // Only the content of a mount point is removed.
             Err(error) if error.kind() == io::ErrorKind::ResourceBusy && is_empty(&state) => {
                 report.push(format!("emptied   {STATE} (a mount point)"));
             }
@@ -137,7 +137,7 @@ pub(crate) fn unedited(root: Option<&Path>, prefix: &Path, config: &Path) -> boo
     read(config).is_some_and(|now| read(&delivered(prefix, config)).is_some_and(|then| then == now))
 }
 
-/// Removes unedited configuration, then files, then empty folders. Missing items are no error.
+/// Removes unedited configuration, files, then empty folders. Ignores missing items.
 pub(crate) fn remove_items(
     root: Option<&Path>,
     prefix: &Path,
@@ -162,7 +162,7 @@ pub(crate) fn remove_items(
             kept.push(format!("kept      {} (edited; --purge removes it)", config.display()));
         }
     }
-    // Last, and only when nothing is left: `uninstall --purge` finds the kept files by it.
+    // Last, if nothing is left: `uninstall --purge` finds kept files by it.
     let own = manifest_file(prefix);
     for file in manifest.of(Kind::File).filter(|file| **file != *own) {
         remove(file)?;
@@ -193,7 +193,7 @@ fn remove_accounts(manifest: &Manifest) -> Result<()> {
             let name = name.display();
             let status = Command::new(program).arg(name.to_string()).status();
             let status = status.with_context(|| format!("remove the {what} {name}: run {program}"))?;
-            // 6: no such account.
+            // No such account.
             if !status.success() && status.code() != Some(6) {
                 bail!("remove the {what} {name}: {program} failed ({status}); `{program}` it by hand");
             }

@@ -1,5 +1,4 @@
-//! `vm`: runs the kernel tests on Debian's cloud kernels, in QEMU with an emulated processor: slow, but the same
-//! everywhere. A guest has no network card and no disk.
+//! `vm`: runs kernel tests on Debian's cloud kernels, in QEMU without acceleration: slow, but the same everywhere.
 
 pub(crate) mod apt;
 mod guest;
@@ -38,13 +37,13 @@ use self::{
 pub(crate) struct Run {
     pub(crate) wanted: Release,
     pub(crate) told: Told,
-    /// Tests of this kernel's plan.
+    /// Tests of the kernel's plan.
     pub(crate) planned: usize,
     pub(crate) seconds: u64,
 }
 
 impl Run {
-    /// Reasons, apart from failed tests, why the run is a failure.
+    /// Reasons for a failure, besides failed tests.
     pub(crate) fn complaints(&self) -> Vec<String> {
         let mut complaints = self.told.broken.clone();
         for (name, expected) in [("tcx", self.wanted.tcx), ("netkit", self.wanted.netkit)] {
@@ -62,7 +61,7 @@ impl Run {
     }
 }
 
-/// Runs one guest at a time. A kernel that fails is reported in the table.
+/// Runs guests in sequence; reports a failed kernel in the table.
 pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, arguments: &VmArgs) -> Result<ExitCode> {
     if std::env::consts::ARCH != "x86_64" {
         bail!("run guests: they are x86-64 and run this machine's builds, which are {}", std::env::consts::ARCH);
@@ -82,7 +81,6 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
     let directory = workspace.target().join("vm");
     fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
     let lock = File::create(directory.join(".lock")).with_context(|| format!("lock {}", directory.display()))?;
-    // Concurrent runs would share the guests' files.
     lock.try_lock().with_context(|| format!("lock {}: does another `cargo xtask vm` run?", directory.display()))?;
     let work = directory.join("work");
     let tools = progress.step("QEMU (40 MB the first time)", |step| Tools::ensure(step, &directory))?;

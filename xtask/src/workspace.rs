@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result, bail};
 
-/// Absolute paths. Build output is always under `target/`, where root's commands find it.
+/// Absolute paths. Builds always write to `target/`, where root's commands find them.
 #[derive(Debug, Clone)]
 pub(crate) struct Workspace {
     root: PathBuf,
@@ -17,7 +17,7 @@ pub(crate) struct Workspace {
 
 impl Workspace {
     pub(crate) fn find() -> Result<Self> {
-        // cargo sets the current path of the package; the compiled-in path serves when xtask is run directly.
+        // Cargo's path, or the compiled-in path if xtask is run directly.
         let package =
             std::env::var_os("CARGO_MANIFEST_DIR").unwrap_or_else(|| OsString::from(env!("CARGO_MANIFEST_DIR")));
         let package = PathBuf::from(package);
@@ -35,12 +35,11 @@ impl Workspace {
         self.root.join("target")
     }
 
-    /// Where the build of `wharf-datapath` looks for them.
+    /// Read by the build of `wharf-datapath`.
     pub(crate) fn bpf_objects(&self) -> PathBuf {
         self.target().join("bpf")
     }
 
-    /// For the upgrade tests.
     pub(crate) fn next_bpf_objects(&self) -> PathBuf {
         self.bpf_objects().join("next")
     }
@@ -53,12 +52,12 @@ impl Workspace {
         self.target().join("release")
     }
 
-    /// The programs that the test build makes.
+    /// Programs of the test build.
     pub(crate) fn debug(&self) -> PathBuf {
         self.target().join("debug")
     }
 
-    /// In the checkout's root, without settings that redirect or change cargo's output.
+    /// Without settings that redirect or change cargo's output.
     pub(crate) fn cargo(&self) -> Command {
         let mut command = bare_cargo();
         command.current_dir(&self.root).env("CARGO_TARGET_DIR", self.target());
@@ -66,13 +65,12 @@ impl Workspace {
     }
 }
 
-/// Without the environment that the outer `cargo run` and the user's shell set for builds.
+/// Without variables of the outer `cargo run` and of the user.
 pub(crate) fn bare_cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| OsString::from("cargo")));
     for name in ["CARGO_BUILD_TARGET", "CARGO_TARGET_DIR", "CARGO_BUILD_TARGET_DIR", "WHARF_BPF_DIR"] {
         command.env_remove(name);
     }
-    // Set by the outer cargo for this program; a child build must not see them.
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(|name| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_")) {
             command.env_remove(name);
@@ -81,8 +79,7 @@ pub(crate) fn bare_cargo() -> Command {
     command
 }
 
-/// Returns whether the bytes differ. An unchanged file keeps its mtime, so that cargo does not rebuild crates that
-/// include it.
+/// Returns whether the bytes differ. An unchanged file keeps its mtime, which avoids rebuilds.
 pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<bool> {
     match fs::read(path) {
         Ok(present) if present == bytes => return Ok(false),
@@ -100,7 +97,7 @@ pub(crate) fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<bool> {
     Ok(true)
 }
 
-/// Also searches root's directories: a user's PATH often has no sbin.
+/// Also searches sbin, which a user's PATH may lack.
 pub(crate) fn find_program(name: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

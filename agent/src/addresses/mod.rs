@@ -1,4 +1,4 @@
-//! Leases of addresses, rests after their release, and overlaps with the node's networks.
+//! Leases of addresses, their rest after release, and overlaps with the node's networks.
 
 pub mod pools;
 pub mod resting;
@@ -17,10 +17,10 @@ use crate::{config::AgentConfig, proxy::Redirects};
 
 /// Leases and pools.
 pub struct Addresses {
-    /// Locked for one decision at a time.
+    /// Locked for one decision.
     pub ipam: Mutex<Ipam>,
     overlaps: Mutex<Arc<Vec<Overlap>>>,
-    /// Held during a check: an observation from before an address's last lease must not wake it.
+    /// Held during a check: an observation older than an address's last lease must not wake it.
     checks: tokio::sync::Mutex<()>,
     pools: Vec<PoolConfig>,
     announce: bool,

@@ -1,6 +1,5 @@
-//! Overlaps of pools with the node's networks.
-//!
-//! An overlap refuses the start. A later one is logged and shown, and its addresses are withheld.
+//! Overlaps of pools with the node's networks: an overlap refuses the start; a later one is logged and its addresses
+//! are withheld.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -19,10 +18,7 @@ use wharf_kit::sync::lock;
 
 use crate::{addresses::Addresses, config::AgentConfig};
 
-/// Checks the pools at start.
-///
-/// # Errors
-/// A pool overlaps a network of the node.
+/// Refuses pools that overlap a network of the node, at start.
 pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
     let cidrs: Vec<IpNet> = config.pools.iter().flat_map(|p| p.cidrs.iter().copied()).collect();
     let seen = wharf_datapath::observe_networks(&cidrs).context("look at the node's addresses and routes")?;
@@ -30,10 +26,7 @@ pub fn check(config: &AgentConfig) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Observes the node's networks and withholds their addresses.
-///
-/// # Errors
-/// The kernel cannot be read.
+/// Withholds addresses of the node's networks.
 pub async fn look(addresses: &Addresses) -> Result<(), KernelError> {
     let cidrs = lock(&addresses.ipam).cidrs();
     let seen = addresses.kernel.observe_networks(&cidrs).await?;
@@ -52,7 +45,7 @@ fn apply(addresses: &Addresses, now: Vec<Overlap>) {
     }
 }
 
-/// Whether the node has or directly reaches a leased address. If so, releases the lease.
+/// Releases a lease whose address the node has or directly reaches; returns whether it did.
 pub async fn is_taken_by_node(addresses: &Addresses, leased: &Leased, owner: &LeaseOwner) -> bool {
     let ips: Vec<IpAddr> = leased.ipv4.map(IpAddr::V4).into_iter().chain(leased.ipv6.map(IpAddr::V6)).collect();
     let mut found = Vec::new();

@@ -25,9 +25,6 @@ const EARLY: usize = 8;
 const EARLY_BOUND: Duration = Duration::from_secs(1);
 
 /// Releases leases in the store, with `also`, then in memory.
-///
-/// # Errors
-/// The store refuses.
 pub async fn release(addresses: &Addresses, leases: &[Lease], also: Vec<Change>) -> Result<(), StoreError> {
     let mut changes = also;
     changes.extend(changes_of(addresses, leases));
@@ -36,7 +33,7 @@ pub async fn release(addresses: &Addresses, leases: &[Lease], also: Vec<Change>)
     Ok(())
 }
 
-/// The store's part of a release.
+/// The store changes of a release.
 #[must_use]
 pub fn changes_of(addresses: &Addresses, leases: &[Lease]) -> Vec<Change> {
     let now = clock::unix_ms();
@@ -49,7 +46,7 @@ pub fn changes_of(addresses: &Addresses, leases: &[Lease]) -> Vec<Change> {
     changes
 }
 
-/// The memory's part, after the store's.
+/// The memory part of a release, after the store's.
 pub fn in_memory(addresses: &Addresses, leases: &[Lease]) {
     let now = clock::unix_ms();
     let mut ipam = lock(&addresses.ipam);
@@ -60,10 +57,7 @@ pub fn in_memory(addresses: &Addresses, leases: &[Lease]) {
 
 const TRIES: usize = 4;
 
-/// Leases addresses that the node does not have; wakes resting ones if no other is free.
-///
-/// # Errors
-/// As [`wharf_core::ipam::Ipam::lease`].
+/// Leases addresses that the node does not have; wakes resting ones if necessary.
 pub async fn lease(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseOwner) -> Result<Leased, IpamError> {
     for _ in 0..TRIES {
         let leased = lease_any(addresses, request, owner).await?;
@@ -77,7 +71,7 @@ pub async fn lease(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseO
     })
 }
 
-/// Gives requested addresses that a delete kept for the attachment to the new owner, in memory. Returns the old leases.
+/// Moves addresses that a delete kept for the attachment to the new owner, in memory. Returns the old leases.
 pub fn take_over(
     addresses: &Addresses,
     request: &LeaseRequest,
@@ -104,10 +98,7 @@ pub fn hand_back(addresses: &Addresses, kept: &[Lease], owner: &LeaseOwner) {
     }
 }
 
-/// [`lease`] for an owner that holds some of the addresses.
-///
-/// # Errors
-/// As [`wharf_core::ipam::Ipam::lease`].
+/// [`lease`] for an owner that holds some addresses.
 pub async fn lease_besides(
     addresses: &Addresses,
     held: &[Lease],
@@ -132,7 +123,6 @@ pub async fn lease_besides(
     match lease(addresses, &other, owner).await {
         Ok(more) => (leased.ipv4, leased.ipv6) = (ipv4.or(more.ipv4), ipv6.or(more.ipv6)),
         Err(IpamError::NothingWanted { .. }) => {}
-        // A pool without the family satisfies a request for any address.
         Err(IpamError::FamilyNotInPool { .. }) if any => {}
         Err(error) => return Err(error),
     }
@@ -174,7 +164,7 @@ async fn lease_any(addresses: &Addresses, request: &LeaseRequest, owner: &LeaseO
     })
 }
 
-/// The last owner may lease an address at once (a reloaded network, a pod with a fixed address).
+/// The last owner may lease an address at once, as for a reloaded network or a pod's fixed address.
 fn may_return(addresses: &Addresses, ip: IpAddr, owner: &LeaseOwner) -> bool {
     let (view, has_rested) = {
         let mut ipam = lock(&addresses.ipam);
@@ -201,14 +191,14 @@ pub enum WakeError {
 /// Wakes rested, unused addresses.
 ///
 /// # Errors
-/// Kernel or store; the addresses keep resting.
+/// The addresses keep resting.
 pub async fn wake(addresses: &Addresses) -> Result<(), WakeError> {
     let _turn = addresses.checks.lock().await;
     let rested = lock(&addresses.ipam).rested(clock::unix_ms(), BATCH);
     if rested.is_empty() { Ok(()) } else { check_and_wake(addresses, &rested).await }
 }
 
-/// The store removes rests first: an address that is leased and released at once begins a new rest, which must stay.
+/// The store removes rests first: an address leased and released meanwhile begins a new rest, which must stay. Requires
 /// The caller holds `checks`.
 async fn check_and_wake(addresses: &Addresses, ips: &[IpAddr]) -> Result<(), WakeError> {
     addresses.kernel.end_proxy_connections(ips).await?;

@@ -33,7 +33,7 @@ pub enum RepairError {
     /// Kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// Kernel call for an endpoint.
+    /// Endpoint's kernel call.
     #[error(transparent)]
     Job(#[from] JobError),
     /// Store.
@@ -45,7 +45,7 @@ pub enum RepairError {
     /// Leftovers remain.
     #[error(transparent)]
     Remove(#[from] RemoveError),
-    /// Deletion queue; shared, because it is not `Clone`.
+    /// Deletion queue; `Arc` because it is not `Clone`.
     #[error("{0}")]
     Queue(Arc<QueueFailure>),
     /// Deletion records remain.
@@ -60,7 +60,7 @@ pub enum RepairError {
     /// The build had no effect.
     #[error("a regeneration does not change it")]
     Unchanged,
-    /// It explains objects that may exist.
+    /// The record explains objects that may exist.
     #[error("what it tells of may still be there")]
     Explains,
     /// The id is in use again.

@@ -1,8 +1,7 @@
-//! The cluster's nodes, from the file of `--cluster-file` or from the [`feed`], and this node's routes to their
-//! containers.
+//! The cluster's nodes, from `--cluster-file` or the [`feed`], and this node's routes to their containers.
 //!
-//! A changed file is taken when two looks in a row read the same text: it may be half-written. A refused or missing
-//! file changes nothing. The last good text is kept in the state directory and used at a start whose file is refused.
+//! A changed file is taken when two successive looks read the same text: it may be half-written. A refused or missing
+//! file changes nothing. The state directory keeps the last good text for a start whose file is refused.
 
 pub mod feed;
 mod paths;
@@ -38,14 +37,13 @@ use crate::config::AgentConfig;
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "cluster";
-/// Of looks at the file.
+/// Interval of looks at the file.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-/// Of plans with unchanged nodes: this node's networks may have changed. Reads every route.
+/// Interval of plans without changed nodes: this node's networks may have changed. A plan reads every route.
 const PLANS: Duration = Duration::from_secs(10);
-/// Nodes without a route that a message names.
 const NAMED: usize = 8;
 
-/// Why the cluster's nodes are not known.
+/// Why the cluster's nodes are unknown.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ClusterError {
     /// The file is refused.
@@ -53,7 +51,7 @@ pub enum ClusterError {
     File {
         /// The file.
         path: PathBuf,
-        /// With the line, if there is one.
+        /// With a line number if there is one.
         why: String,
     },
     /// This node's networks cannot be read.
@@ -61,28 +59,28 @@ pub enum ClusterError {
     Kernel(#[from] KernelError),
 }
 
-/// The nodes and routes in force, with their problems.
+/// Nodes and routes in force, with problems.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct InForce {
-    /// All nodes, this one too.
+    /// All nodes, including this one.
     pub nodes: Nodes,
-    /// Pod CIDRs of the others.
+    /// Pod CIDRs of other nodes.
     pub destinations: Vec<Destination>,
-    /// Near nodes to which packets take the overlay.
+    /// Near nodes reached by the overlay.
     pub detours: Detours,
-    /// Routes to router addresses on trial.
+    /// Trial routes to router addresses.
     pub trials: Vec<PeerRoute>,
-    /// CIDRs of pools to which no other node has a route.
+    /// CIDRs of pools without a route of another node.
     pub outside: Vec<IpNet>,
-    /// Addresses of this node's row that it does not have.
+    /// Addresses of this node's row that the node lacks.
     pub absent: Vec<IpAddr>,
-    /// Why file or feed are not in force as they are.
+    /// Why file or feed are not fully in force.
     pub refused: Option<String>,
-    /// Why its text is not kept for the next start.
+    /// Why the text is not kept for the next start.
     pub not_kept: Option<String>,
 }
 
-/// The cluster of `--cluster-file` or `--cluster-feed`; without a setting it has no nodes.
+/// The cluster of `--cluster-file` or `--cluster-feed`; otherwise without nodes.
 pub struct Cluster {
     path: Option<PathBuf>,
     feed: Option<Arc<ClusterFeed>>,
@@ -91,33 +89,29 @@ pub struct Cluster {
     kept: PathBuf,
     refusals: RefusalsFile,
     pools: Vec<PoolConfig>,
-    /// Ranges of addresses of services.
     services: Vec<IpNet>,
     own_pools: Option<OwnPools>,
     kernel: Arc<dyn Kernel>,
-    /// One look at a time. Held while the file and the kernel are read, which the caller bounds.
+    /// One look at a time. Held while file and kernel are read, which the caller bounds.
     looks: tokio::sync::Mutex<Looks>,
     in_force: watch::Sender<Arc<InForce>>,
     /// Held for look-ups only.
     applied: Mutex<Applied>,
 }
 
-/// The nodes and routes that the kernel has.
 #[derive(Default)]
 struct Applied {
     in_force: Option<Arc<InForce>>,
-    /// Routes that cannot be made.
     missing: Vec<MissingRoute>,
-    /// Why the last attempt failed.
     failed: Option<String>,
 }
 
-/// Routes of [`InForce`] that the kernel does not have.
+/// Routes of [`InForce`] missing in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct MissingRoutes {
-    /// Nodes and a cause; `None` if the kernel has every route.
+    /// Nodes and a cause; `None` if no route is missing.
     pub why: Option<String>,
-    /// There are routes to other nodes, and the kernel has none of them.
+    /// There are routes to other nodes, and the kernel has none.
     pub all: bool,
 }
 
@@ -145,21 +139,18 @@ impl Applied {
 
 #[derive(Default)]
 struct Looks {
-    /// In force.
     text: Option<String>,
-    /// Read by the last look.
     seen: Option<String>,
     planned: Option<Instant>,
     not_kept: Option<String>,
-    /// Routes of an earlier start that no row of the feed explains. They stay until the feed has every row.
+    /// Routes of an earlier start without a row; they stay until the feed has every row.
     left: Vec<Destination>,
     verdicts: Verdicts,
 }
 
-/// In place of the node of [`Looks::left`].
+/// Node name for [`Looks::left`].
 const EARLIER: &str = "of an earlier start";
 
-/// A comparison with this node's networks.
 struct Plan {
     destinations: Vec<Destination>,
     detours: Detours,
@@ -167,7 +158,6 @@ struct Plan {
     absent: Vec<IpAddr>,
 }
 
-/// Content of the kept file.
 #[derive(Serialize, Deserialize)]
 struct Kept {
     file: PathBuf,
@@ -201,25 +191,25 @@ impl Cluster {
         }
     }
 
-    /// The file; `None` without the setting.
+    /// The cluster file, if set.
     #[must_use]
     pub fn file(&self) -> Option<&Path> {
         self.path.as_deref()
     }
 
-    /// The feed; `None` without the setting.
+    /// The feed, if set.
     #[must_use]
     pub fn feed(&self) -> Option<&Arc<ClusterFeed>> {
         self.feed.as_ref()
     }
 
-    /// The pools of `--pools-from-cluster`; `None` without the setting.
+    /// The pools of `--pools-from-cluster`, if set.
     #[must_use]
     pub fn own_pools(&self) -> Option<&OwnPools> {
         self.own_pools.as_ref()
     }
 
-    /// Pod CIDRs of this node's row; `None` while they are not known.
+    /// Pod CIDRs of this node's row; `None` while unknown.
     #[must_use]
     pub fn own_pod_cidrs(&self) -> Option<Vec<IpNet>> {
         match &self.feed {
@@ -228,7 +218,7 @@ impl Cluster {
         }
     }
 
-    /// With [`Cluster::own_pools`]: why no container can have an address of this node.
+    /// Why no container can have an address of this node's pools.
     #[must_use]
     pub fn without_pools(&self) -> Option<String> {
         let own = self.own_pools()?;
@@ -239,7 +229,6 @@ impl Cluster {
         own.missing().or_else(|| self.taken()).or_else(by_row)
     }
 
-    /// A pool in use that overlaps a pod CIDR of another node.
     fn taken(&self) -> Option<String> {
         self.in_force().destinations.iter().find_map(|Destination { node, cidr, via }| match via {
             Err(Unrouted::Pool(pool)) => {
@@ -249,15 +238,15 @@ impl Cluster {
         })
     }
 
-    /// Why a row without pod CIDRs may have lost them: another row claims them, too, so they belong to neither.
+    /// Pod CIDRs that another row also claims belong to neither.
     fn contested(&self, row: &[IpNet]) -> Option<String> {
         let refused =
             self.feed.as_ref().filter(|_| row.is_empty())?.own_refusal().filter(|refused| refused.conflict)?;
         Some(format!("this node's row has no pod CIDRs in force: {}", refused.why))
     }
 
-    /// The row lacks pools in use, has no other pod CIDRs, and may not be whole: another row claims the missing ones,
-    /// its last update is refused, or a snapshot of the nodes is not complete.
+    /// The row lacks pools in use, has no other pod CIDRs, and may be incomplete: another row claims the missing ones,
+    /// its last update is refused, or a snapshot of the nodes is incomplete.
     #[must_use]
     pub fn is_partial(&self, row: &[IpNet]) -> bool {
         let Some(feed) = &self.feed else { return false };
@@ -270,13 +259,13 @@ impl Cluster {
         !is_complete || feed.own_refusal().is_some()
     }
 
-    /// Until [`Cluster::load`], without nodes.
+    /// State in force; without nodes before [`Cluster::load`].
     #[must_use]
     pub fn in_force(&self) -> Arc<InForce> {
         Arc::clone(&self.in_force.borrow())
     }
 
-    /// Notes the result of an attempt to give the kernel these nodes and routes: the routes that cannot be made.
+    /// Records an attempt to apply nodes and routes. `made`: routes that cannot be made.
     pub fn note_applied(&self, applied: Arc<InForce>, made: Result<Vec<MissingRoute>, String>) {
         let mut last = lock(&self.applied);
         match made {
@@ -285,23 +274,23 @@ impl Cluster {
         }
     }
 
-    /// Of the last attempt.
+    /// Missing routes of the last attempt.
     #[must_use]
     pub fn missing_routes(&self) -> MissingRoutes {
         lock(&self.applied).missing()
     }
 
-    /// Subscribes to changes of nodes and routes in force.
+    /// Changes of nodes and routes in force.
     #[must_use]
     pub fn changes(&self) -> watch::Receiver<Arc<InForce>> {
         self.in_force.subscribe()
     }
 
-    /// At a start, before the node's objects are made. `left`: routes to other nodes that the kernel has, of which
-    /// those stay that the feed neither explains nor replaces.
+    /// Loads the nodes before the node's objects are made. `left`: the kernel's routes to other nodes, of which the
+    /// feed keeps those that it neither explains nor replaces.
     ///
     /// # Errors
-    /// The file is refused and no earlier text of it is kept; or the kernel cannot be read.
+    /// Refused file without an earlier good text, or unreadable kernel.
     pub async fn load(&self, boot_id: &str, left: Vec<PeerRoute>) -> Result<(), ClusterError> {
         self.restore_refusals().await;
         if let Some(feed) = &self.feed {
@@ -338,7 +327,7 @@ impl Cluster {
     /// Follows file or feed, and this node's networks. True if nodes or routes may have changed.
     ///
     /// # Errors
-    /// The kernel cannot be read; the earlier state stays.
+    /// Unreadable kernel; the earlier state stays.
     pub async fn look(&self) -> Result<bool, KernelError> {
         if let Some(feed) = &self.feed {
             return self.look_at_feed(feed).await;
@@ -429,8 +418,7 @@ impl Cluster {
         let seen = self.kernel.observe_networks(&routes::watched(nodes, &self.own)).await?.foreign;
         let row = nodes.get(&self.own);
         let absent = row.map(|row| routes::absent(row, &seen)).unwrap_or_default();
-        // The listed addresses: one that the node does not have may arrive after the start. Without a row, the verdicts
-        // of the last one stay.
+        // An address that the node does not have yet may arrive later. Without a row, the last verdicts stay.
         if let Some(row) = row {
             verdicts.follow(nodes, &row.addresses);
         }
@@ -474,7 +462,6 @@ impl Cluster {
     async fn read_kept(&self, path: &Path) -> Option<(String, Nodes)> {
         let (path, from, own) = (path.to_owned(), self.kept.clone(), self.own.clone());
         blocking(move || {
-            // JSON writes a byte as up to six.
             let bytes = kept::read(&from, 6 * MAX_FILE as u64 + 4_096).ok().flatten()?;
             let kept: Kept = serde_json::from_slice(&bytes).ok().filter(|kept: &Kept| kept.file == path)?;
             let nodes = parse(&kept.text, &own).ok()?;
@@ -483,7 +470,7 @@ impl Cluster {
         .await
     }
 
-    /// Returns why it failed; the next look tries again.
+    /// The next look retries.
     async fn keep(&self, path: &Path, text: &str) -> Option<String> {
         let (to, kept) = (self.kept.clone(), Kept { file: path.to_owned(), text: text.to_owned() });
         let written = blocking(move || {
@@ -504,12 +491,10 @@ fn overlap(a: &IpNet, b: &IpNet) -> bool {
     a.contains(b) || b.contains(a)
 }
 
-/// The CIDRs that no other contains.
 fn outermost(cidrs: impl Iterator<Item = IpNet>) -> BTreeSet<IpNet> {
     let sorted: BTreeSet<IpNet> = cidrs.map(|cidr| cidr.trunc()).collect();
     let mut outermost = BTreeSet::new();
     for cidr in sorted {
-        // A CIDR precedes those inside it.
         if !outermost.last().is_some_and(|outer: &IpNet| outer.contains(&cidr)) {
             outermost.insert(cidr);
         }
@@ -517,7 +502,7 @@ fn outermost(cidrs: impl Iterator<Item = IpNet>) -> BTreeSet<IpNet> {
     outermost
 }
 
-/// Overlaps a CIDR of the set, in which none contains another: then the nearest ones decide.
+/// No CIDR of `outermost` contains another, so only the nearest two can overlap.
 fn overlaps_any(outermost: &BTreeSet<IpNet>, cidr: IpNet) -> bool {
     let cidr = cidr.trunc();
     let (before, after) = (outermost.range(..cidr).next_back(), outermost.range(cidr..).next());

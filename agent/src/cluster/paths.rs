@@ -11,13 +11,13 @@ use wharf_kit::sync::lock;
 use super::Cluster;
 
 impl Cluster {
-    /// Routes depend on probes of the direct paths.
+    /// Whether routes depend on probes of direct paths.
     #[must_use]
     pub fn probes_paths(&self) -> bool {
         self.routing == Routing::Auto && (self.path.is_some() || self.feed.is_some())
     }
 
-    /// Direct paths without a verdict, if the kernel has the routes. `routers`: router addresses of this node.
+    /// Direct paths without a verdict whose routes the kernel has. `routers`: router addresses of this node.
     pub async fn open_paths(&self, routers: &[IpAddr]) -> Vec<Path> {
         let looks = self.looks.lock().await;
         let in_force = self.in_force();
@@ -27,7 +27,7 @@ impl Cluster {
         looks.verdicts.open(&in_force.nodes, &in_force.destinations, &in_force.trials, routers)
     }
 
-    /// Takes the results of probes. The next look puts new verdicts in force.
+    /// Takes probe results. The next look puts new verdicts in force.
     pub async fn judge_paths(&self, probed: &[Probed]) {
         let mut looks = self.looks.lock().await;
         let before = looks.verdicts.detours();

@@ -1,9 +1,8 @@
 //! The pools of `--pools-from-cluster`.
 //!
-//! A start uses the pod CIDRs of this node's entry in the cluster file, else those of the last start, which a file of
-//! the state directory keeps. When the row changes, the agent writes that file and restarts in place. The file has the
-//! pools before, too, until a start with the new pools has succeeded: a start that refuses the new pools uses them, and
-//! so does the start after one that has failed with the new pools.
+//! A start uses the pod CIDRs of this node's entry in the cluster file, else the last start's, kept in the state
+//! directory. When the row changes, the agent writes that file and restarts in place. The file keeps the previous pools
+//! until a start with the new ones has succeeded: a start that refuses or fails with the new pools falls back to them.
 
 use std::{
     io,
@@ -25,35 +24,31 @@ use crate::config::{AgentConfig, FromCluster};
 
 /// Name of the controller.
 pub const CONTROLLER: &str = "pools-from-cluster";
-/// Of comparisons of row and pools.
+/// Interval of comparisons of row and pools.
 pub const INTERVAL: Duration = Duration::from_secs(2);
 
-/// Of checks of the same refused pod CIDRs, which read every route.
+/// For the same refused pod CIDRs; a check reads every route.
 const CHECKS: Duration = Duration::from_secs(10);
 const FILE: &str = "pools.json";
 const VERSION: u32 = 1;
 /// Bytes of the file.
 const MAX_FILE: u64 = 4_096;
-/// Source of pools that replace refused pools.
 const EARLIER: &str = "the last successful start";
 
-/// Content of the file.
 #[derive(Debug, Serialize, Deserialize)]
 struct Kept {
     version: u32,
-    /// Name of the node: a copy of another node's state directory has another one.
+    /// Detects a copy of another node's state directory.
     node: String,
-    /// In the order of the row.
     cidrs: Vec<IpNet>,
-    /// The pools in use when `cidrs` were written; empty after a successful start with `cidrs`.
+    /// Pools in use when `cidrs` were written; empty after a successful start with `cidrs`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     previous: Vec<IpNet>,
-    /// A start with `cidrs` has begun and has not succeeded.
+    /// A start with `cidrs` has not succeeded yet.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     tried: bool,
-    /// Boot of the last change.
     boot_id: String,
-    /// Time of the last change since that boot, milliseconds.
+    /// Milliseconds since that boot at the last change.
     changed_ms: u64,
 }
 
@@ -67,24 +62,23 @@ impl Kept {
     }
 }
 
-/// For the status.
+/// The pools' state for the status.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PoolsView {
     /// Source of the pools in use; empty without pools.
     pub source: String,
-    /// The pod CIDRs of the row, which a restart will use.
+    /// Pod CIDRs of the row for the next restart.
     pub pending: Option<String>,
     /// Why pod CIDRs are not used.
     pub refused: Option<String>,
 }
 
-/// The pools in use, and the state of other pod CIDRs of the row.
+/// Pools in use, and the row's other pod CIDRs.
 #[derive(Debug)]
 pub struct OwnPools {
     file: PathBuf,
     node: String,
     in_use: Vec<IpNet>,
-    /// Ends this agent for a restart in place.
     restart: CancellationToken,
     view: Mutex<PoolsView>,
     /// The pod CIDRs of the last refusal, and its time.
@@ -104,7 +98,7 @@ impl OwnPools {
         })
     }
 
-    /// For the status.
+    /// State for the status.
     #[must_use]
     pub fn view(&self) -> PoolsView {
         lock(&self.view).clone()
@@ -117,8 +111,7 @@ impl OwnPools {
         self.in_use.is_empty().then(|| why().unwrap_or_else(|| "this node's row has no pod CIDRs yet".to_owned()))
     }
 
-    /// The row has other pod CIDRs than the pools in use, and they are not refused: addresses of these pools may belong
-    /// to another node.
+    /// The row has other, not refused pod CIDRs: the pools may belong to another node.
     #[must_use]
     pub fn outdated(&self, row: &[IpNet]) -> Option<String> {
         let is_refused = || lock(&self.refused).as_ref().is_some_and(|(refused, _)| refused == row);
@@ -131,7 +124,7 @@ impl OwnPools {
         self.restart.cancelled().await;
     }
 
-    /// The decision about the pod CIDRs of the row. Reads the time of the last change from the file.
+    /// Decides about the row's pod CIDRs, by the time of the last change in the file.
     pub async fn decide(&self, row: &[IpNet]) -> Decision {
         if self.restart.is_cancelled() || decide(row, &self.in_use, None) == Decision::Keep {
             return Decision::Keep;
@@ -151,26 +144,26 @@ impl OwnPools {
         self.show(None, None);
     }
 
-    /// The row is used after some time.
+    /// The row is used in `left_ms` milliseconds.
     pub fn postpone(&self, row: &[IpNet], left_ms: u64) {
         *lock(&self.refused) = None;
         let text = format!("the pod CIDRs {} of this node's row are used in {} s", list(row), left_ms.div_ceil(1_000));
         self.show(Some(text), None);
     }
 
-    /// The pools in use stay.
+    /// The row is refused; the pools in use stay.
     pub fn refuse(&self, row: &[IpNet], why: &str) {
         *lock(&self.refused) = Some((row.to_vec(), Instant::now()));
         self.show(None, Some(format!("the pod CIDRs {} of this node's row cannot be its pools: {why}", list(row))));
     }
 
-    /// The same pod CIDRs were refused just now.
+    /// The row was refused less than 10 s ago.
     #[must_use]
     pub fn is_refused(&self, row: &[IpNet]) -> bool {
         lock(&self.refused).as_ref().is_some_and(|(refused, at)| refused == row && at.elapsed() < CHECKS)
     }
 
-    /// Keeps the pod CIDRs for the next start, and restarts the agent. Returns what happens, in words.
+    /// Keeps the pod CIDRs for the next start and restarts the agent; returns a message.
     ///
     /// # Errors
     /// The file cannot be written; the pools in use stay.
@@ -198,7 +191,7 @@ impl OwnPools {
     }
 }
 
-/// Sets the pools of a start. Changes no file and does not look at the node's networks.
+/// Sets the pools of a start, without changing files or reading the node's networks.
 pub fn resolve(config: &mut AgentConfig) {
     if config.pools_from_cluster.is_none() {
         return;
@@ -210,7 +203,6 @@ pub fn resolve(config: &mut AgentConfig) {
     };
     let last_in_use = kept.as_ref().map(|kept| kept.last_in_use().to_vec());
     let failed = kept.as_ref().filter(|kept| kept.tried).map(|kept| kept.cidrs.clone());
-    // The cluster reports a refused file.
     let entry = config.cluster_file.as_deref().and_then(|path| read(path, &config.node_name).ok());
     let entry = entry.and_then(|(_, nodes)| Some(nodes.get(&config.node_name)?.pod_cidrs.clone()));
     let sources = [
@@ -243,8 +235,7 @@ pub fn resolve(config: &mut AgentConfig) {
     config.pools_from_cluster = Some(FromCluster { source, problem, earlier });
 }
 
-/// Replaces the pools of [`resolve`], which the start refuses, by the pools that were last in use. Returns false
-/// without them.
+/// Replaces refused pools of [`resolve`] by the pools last in use; false without any.
 #[must_use]
 pub fn fall_back(config: &mut AgentConfig, why: &str) -> bool {
     let Some(FromCluster { source, problem, earlier }) = config.pools_from_cluster.clone() else { return false };
@@ -261,7 +252,7 @@ pub fn fall_back(config: &mut AgentConfig, why: &str) -> bool {
     true
 }
 
-/// For pools of [`resolve`] that overlap a network of the node: the start has the pools that were last in use, or none.
+/// For pools of [`resolve`] that overlap a network of the node: falls back to the pools last in use, or none.
 pub fn refuse(config: &mut AgentConfig, why: &str) {
     if fall_back(config, why) {
         return;
@@ -272,8 +263,7 @@ pub fn refuse(config: &mut AgentConfig, why: &str) {
     config.pools_from_cluster = Some(FromCluster { problem: Some(why), ..FromCluster::default() });
 }
 
-/// Before the objects of a start with pools that have never served: if it fails, the next start uses the pools that
-/// were last in use.
+/// Records a start with untried pools, before its objects: if it fails, the next start falls back.
 pub fn note_attempt(config: &AgentConfig, boot_id: &str) {
     let Some(FromCluster { earlier, .. }) = config.pools_from_cluster.as_ref().filter(|from| !from.earlier.is_empty())
     else {
@@ -289,7 +279,7 @@ pub fn note_attempt(config: &AgentConfig, boot_id: &str) {
     }
 }
 
-/// After a successful start: keeps its pools for the next start, without the pools before. Sets a damaged file aside.
+/// Keeps the pools of a successful start and drops the previous ones. Sets a damaged file aside.
 pub fn keep_at_start(config: &AgentConfig, boot_id: &str) {
     if config.pools_from_cluster.is_none() {
         return;
@@ -318,7 +308,7 @@ pub fn keep_at_start(config: &AgentConfig, boot_id: &str) {
     }
 }
 
-/// Pools with these CIDRs, without a look at the node's networks.
+/// Checks CIDRs as pools, without the node's networks.
 ///
 /// # Errors
 /// Why they cannot be pools.
@@ -364,17 +354,15 @@ fn content(kept: &Kept) -> io::Result<String> {
     Ok(serde_json::to_string_pretty(kept)? + "\n")
 }
 
-/// For the fuzz target: reads the content of a file of this node, and returns the same content as the agent writes it,
-/// and the pod CIDRs.
+/// For the fuzz target: reads a file's content; returns it as the agent writes it, and the pod CIDRs.
 ///
 /// # Errors
-/// The content is damaged, or of another node or version.
+/// Damaged content, or of another node or version.
 pub fn rewrite(bytes: &[u8], node: &str) -> io::Result<(String, Vec<IpNet>)> {
     let kept = parse(bytes, node)?;
     Ok((content(&kept)?, kept.cidrs))
 }
 
-/// Renames a damaged file.
 fn set_aside(file: &Path, why: &io::Error) {
     let what = format!("read the pools of the last start in {}: {why}", file.display());
     match kept::set_aside(file) {

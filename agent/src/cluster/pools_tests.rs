@@ -9,7 +9,6 @@ fn nets(texts: &[&str]) -> Vec<IpNet> {
     texts.iter().map(|text| text.parse().expect("network")).collect()
 }
 
-/// Of node `a`, with these flags and directories in `directory`.
 fn config(directory: &Path, flags: &[&str]) -> AgentConfig {
     let state = format!("--state-dir={}", directory.display());
     let all = ["wharf-agent", "--node-name=a", "--pools-from-cluster", &state].into_iter().chain(flags.iter().copied());
@@ -24,7 +23,6 @@ fn resolved(directory: &Path, flags: &[&str]) -> (Vec<IpNet>, FromCluster) {
 
 const FEED: &[&str] = &["--cluster-feed=/run/x/feed"];
 
-/// Written by a running agent with the pools `previous`.
 fn keep(directory: &Path, cidrs: &[&str], previous: &[&str]) {
     let kept = Kept::new("a".to_owned(), nets(cidrs), nets(previous), "boot".to_owned());
     write(&directory.join(FILE), &kept).expect("written");
@@ -65,7 +63,6 @@ fn a_start_replaces_refused_pools_by_those_that_were_last_in_use() {
     for (kept, previous, flags, first, then) in [
         (&["10.1.0.0/24"] as &[&str], &[] as &[&str], FEED, "10.1.0.0/24", None),
         (&["10.2.0.0/24"], &["10.1.0.0/24"], FEED, "10.2.0.0/24", Some("10.1.0.0/24")),
-        // A row that no longer can be a pool.
         (&["10.2.0.0/32"], &["10.1.0.0/24"], FEED, "10.1.0.0/24", None),
         (&["10.2.0.0/24"], &["10.1.0.0/32"], FEED, "10.2.0.0/24", None),
         (&["10.1.0.0/24"], &[], &[&*flag], "10.3.0.0/24", Some("10.1.0.0/24")),
@@ -98,14 +95,12 @@ fn the_pools_before_are_kept_until_a_start_has_succeeded() {
     let kept = || read_kept(&path.join(FILE), "a").expect("read").expect("a file");
     keep(path, &["10.2.0.0/24"], &["10.1.0.0/24"]);
     let written = kept();
-    // With the new pools.
     let mut new = config(path, FEED);
     resolve(&mut new);
     assert_eq!(kept().previous, nets(&["10.1.0.0/24"]), "the start may still refuse the new pools");
     keep_at_start(&new, "boot");
     assert_eq!((kept().cidrs, kept().previous), (nets(&["10.2.0.0/24"]), Vec::new()));
     assert_eq!(kept().changed_ms, written.changed_ms, "no other change");
-    // With the pools before.
     keep(path, &["10.2.0.0/24"], &["10.1.0.0/24"]);
     let mut before = config(path, FEED);
     resolve(&mut before);
@@ -141,7 +136,6 @@ fn a_start_after_one_that_failed_with_new_pools_has_the_pools_before() {
         assert!(problem.contains("10.2.0.0/24") && problem.contains("has failed"), "{problem}");
         assert_eq!(in_use(&start()), before, "until a start has succeeded");
         keep_at_start(&second, "boot");
-        // The agent has restarted with the row again, and serves.
         keep(path, &["10.2.0.0/24"], &["10.1.0.0/24"]);
         keep_at_start(&start(), "boot");
         let kept = read_kept(&path.join(FILE), "a").expect("read").expect("a file");
@@ -194,7 +188,6 @@ async fn a_change_is_kept_before_the_restart_and_the_next_one_waits() {
     assert_eq!((kept.cidrs, kept.previous), (one.clone(), Vec::new()), "there were no pools before");
     assert_eq!(none.decide(&one).await, Decision::Keep, "one restart at a time");
 
-    // Two more pools within 30 s, and a file that cannot be written.
     let two = nets(&["10.2.0.0/24"]);
     let after = own();
     assert!(matches!(after.decide(&two).await, Decision::Wait(_)));

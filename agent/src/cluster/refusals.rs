@@ -1,5 +1,4 @@
-//! Refused direct paths in a file of the state directory, for the next start. Without it, each start would send packets
-//! of containers by the refused paths until these are probed again.
+//! Refused direct paths, kept in the state directory: otherwise each start would use them until they are probed again.
 
 use std::{
     io,
@@ -13,21 +12,18 @@ use wharf_kit::kept;
 use super::{Cluster, blocking};
 
 const FILE: &str = "paths.json";
-/// Bytes of the file. Each of at most 8,192 rows has less than 2 KiB.
+/// Bytes; at most 8,192 rows of less than 2 KiB.
 const MAX_FILE: u64 = 32 << 20;
 
-/// The file.
 pub(super) struct RefusalsFile {
     path: PathBuf,
-    /// Held during a write, so that there is one at a time.
+    /// Held during a write: one at a time.
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Content of the file; `None` if it is not known.
     written: Option<Refusals>,
-    /// Why the last write failed.
     failed: Option<String>,
 }
 
@@ -38,7 +34,7 @@ impl RefusalsFile {
 }
 
 impl Cluster {
-    /// At a start, before the first plan. A damaged file counts as absent.
+    /// Before the first plan. A damaged file counts as absent.
     pub(super) async fn restore_refusals(&self) {
         if !self.probes_paths() {
             return;
@@ -59,7 +55,7 @@ impl Cluster {
         }
     }
 
-    /// Writes the refused paths if they have changed. A failure is logged; the next call tries again.
+    /// Writes changed refusals. Logs a failure; the next call retries.
     pub async fn keep_refusals(&self) {
         if !self.probes_paths() {
             return;
@@ -111,12 +107,10 @@ mod tests {
     use super::*;
     use crate::config::{AgentConfig, Flags};
 
-    /// A start of node `a`, whose link has node `b`.
     async fn start(directory: &Path) -> Cluster {
         start_with(directory, &format!("--cluster-file={}", directory.join("nodes.toml").display()), true).await
     }
 
-    /// With this source of nodes. `has_address`: of its row.
     async fn start_with(directory: &Path, source: &str, has_address: bool) -> Cluster {
         let state = format!("--state-dir={}", directory.display());
         let flags = Flags::try_parse_from(["wharf-agent", "--node-name=a", &state, source]).expect("flags parse");
@@ -147,7 +141,6 @@ mod tests {
         by_overlay
     }
 
-    /// Failures, answers by the overlay on trial, and failures of the test.
     async fn refuse(cluster: &Cluster) {
         let path = DirectPath {
             node: "b".to_owned(),
@@ -171,7 +164,6 @@ mod tests {
         assert!(!is_refused(&first) && !file.exists(), "nothing to keep");
         refuse(&first).await;
         assert!(is_refused(&first));
-        // A failed write is tried again.
         let blocked = at.join("paths.json.new");
         fs::create_dir(&blocked).expect("made");
         first.keep_refusals().await;
@@ -184,7 +176,6 @@ mod tests {
         assert!(is_refused(&second), "from the first plan on");
         second.note_applied(second.in_force(), Ok(Vec::new()));
         assert!(second.open_paths(&[[10, 1, 0, 1].into()]).await.is_empty(), "as of any refused path");
-        // Another row voids the verdict.
         set_address_of_b(at, "192.0.2.3");
         let third = start(at).await;
         third.note_applied(third.in_force(), Ok(Vec::new()));
@@ -202,7 +193,6 @@ mod tests {
         refuse(&first).await;
         first.keep_refusals().await;
         let kept = read(&at.join(FILE)).expect("read");
-        // The address comes later, from a server. Then a feed that has lost its file.
         let file = format!("--cluster-file={}", at.join("nodes.toml").display());
         let feed = format!("--cluster-feed={}", at.join("feed").display());
         for (source, has_address) in [(&file, false), (&feed, true)] {

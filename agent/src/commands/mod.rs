@@ -1,5 +1,5 @@
-//! CNI commands: each is counted, logged and exported once, by the process that observes its outcome: the agent for its
-//! final answers to ADD, DEL and GC (`rest::command`), else the shim ([`reports`]).
+//! CNI commands, each counted, logged and exported once by the process that observes its outcome: the agent for final
+//! answers to ADD, DEL and GC (`rest::command`), else the shim ([`reports`]).
 
 #[cfg(feature = "otlp")]
 pub mod otlp;
@@ -18,10 +18,10 @@ use wharf_kit::{clock, sync::lock};
 
 use crate::metrics::{CommandMetrics, Loss};
 
-/// Disconnected commands; above it, the oldest is counted without a report.
+/// Beyond, the oldest command is counted without a report.
 const MAX_ABANDONED: usize = 1_024;
 
-/// Maker of the attachments.
+/// Which program makes the attachments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     /// The agent.
@@ -49,13 +49,13 @@ pub struct Ended {
     pub command: Command,
     /// The outcome.
     pub outcome: Outcome,
-    /// A DEL without an attachment, usual for runtimes.
+    /// A DEL without an attachment.
     pub found_nothing: bool,
     /// API code or CNI error number.
     pub code: Option<String>,
     /// Failure cause.
     pub message: String,
-    /// Time from the shim's start to the end.
+    /// Duration since the shim's start.
     pub took: Duration,
     /// Unix time, milliseconds.
     pub ended_unix_ms: u64,
@@ -83,7 +83,7 @@ impl Commands {
         Self { mode, metrics, recent: Mutex::default(), exporter }
     }
 
-    /// Registers a request; `age` is its shim's run time.
+    /// Registers a request; `age`: its shim's run time.
     #[must_use]
     pub fn begin(self: &Arc<Self>, command: Command, age: Duration) -> Running {
         Running { commands: Arc::clone(self), command: Some(command), age, began: Instant::now() }
@@ -187,7 +187,7 @@ fn named(text: &str) -> Option<&str> {
     (!text.is_empty()).then_some(text)
 }
 
-/// A command in progress; a drop is a disconnect.
+/// A command in progress; dropping it is a disconnect.
 pub struct Running {
     commands: Arc<Commands>,
     command: Option<Command>,

@@ -1,6 +1,6 @@
 //! OTLP export over gRPC: one span per CNI command.
 //!
-//! The queue is bounded. A batch is retried with the same span ids, unless the collector rejects it.
+//! A batch is retried with the same span ids, unless the collector rejects it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -27,7 +27,6 @@ const MAX_BATCH: usize = 256;
 const GATHER: Duration = Duration::from_millis(200);
 /// Per answer and per connection.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// For the last batch at a stop.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Sends commands to a collector.
@@ -173,7 +172,6 @@ fn span(ended: &Ended, mode: Mode) -> Span {
     let Command { id, verb, network, container_id, ifname, pod_name, pod_namespace, runtime, chained: _ } = command;
     let end = ended_unix_ms.saturating_mul(1_000_000);
     let start = end.saturating_sub(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX));
-    // An id of zeros is invalid.
     let span_id = id.max(&1).to_be_bytes();
     let attributes = [
         ("cni.command", verb.as_str()),
@@ -368,7 +366,6 @@ mod tests {
         living.running.await.expect("ended");
         assert_eq!(spans(living.taken.recv().await.expect("a request")).len(), 1);
 
-        // Bound, but never answers.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("bound");
         let endpoint = format!("http://{}", listener.local_addr().expect("an address"));
         let (metrics, stop) = (Arc::new(CommandMetrics::default()), CancellationToken::new());

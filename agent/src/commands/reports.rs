@@ -1,7 +1,6 @@
-//! Reports of shims: counted, then removed.
+//! Shims' reports: removed, then counted. A crash in between loses the removed reports.
 //!
-//! The watch begins before the listing, so no report is missed. After a crash between count and removal, the next agent
-//! counts the report; its counters begin at zero.
+//! The watch precedes the listing, so no report is missed.
 
 use std::{convert::Infallible, io, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,10 +15,9 @@ use crate::metrics::Loss;
 
 /// Controller name.
 pub const CONTROLLER: &str = "command-reports";
-/// Listing interval, for lost events.
+/// Finds reports of lost events.
 const TICK: Duration = Duration::from_secs(10);
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
-/// Wait for a report after a disconnect.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Age of an abandoned temporary file.
 const LEFTOVER: Duration = Duration::from_secs(60);
@@ -88,9 +86,6 @@ async fn watch_once(
 }
 
 /// Counts and removes all reports; returns their number.
-///
-/// # Errors
-/// File system errors.
 pub async fn take(commands: &Commands, reports: &Reports) -> Result<usize, ReportsError> {
     let entries = blocking(reports, "take reports from", |reports| {
         reports.sweep(LEFTOVER)?;
@@ -193,7 +188,6 @@ mod tests {
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             };
-            // Before the tick, which would find a missing directory without a watch.
             tokio::time::timeout(TICK * 4 / 5, arrives).await.expect("the report arrives");
             std::fs::remove_dir_all(reports.path()).expect("removed");
         }

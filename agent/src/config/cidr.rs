@@ -1,4 +1,4 @@
-//! CIDRs of flags, environment variables and the file.
+//! CIDRs of the settings.
 
 use std::{net::IpAddr, str::FromStr};
 

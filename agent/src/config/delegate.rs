@@ -7,7 +7,7 @@ use std::{
 
 use super::{AgentConfig, ConfigError, error::setting};
 
-/// Settings of delegated mode; packages set state directory and bpffs.
+/// Packages set state directory and bpffs.
 const ALLOWED: [&str; 11] = [
     "bpffs",
     "check-config",
@@ -26,7 +26,7 @@ pub(super) fn is_allowed(name: &str) -> bool {
     ALLOWED.contains(&name)
 }
 
-/// Bytes; `sun_path` without its terminator.
+/// `sun_path` without its terminator, bytes.
 pub(super) const MAX_SOCKET: usize = 107;
 
 pub(super) fn socket(path: PathBuf) -> Result<PathBuf, ConfigError> {

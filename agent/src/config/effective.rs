@@ -7,7 +7,7 @@ use wharf_core::nat::Masquerade;
 
 use super::{AgentConfig, delegate};
 
-/// As at start; `GET /v1/config` overlays later changes.
+/// Settings at start; `GET /v1/config` overlays later changes.
 #[must_use]
 pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
     let family = |v6: bool| {

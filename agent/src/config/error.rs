@@ -24,7 +24,7 @@ pub enum ConfigError {
     /// Invalid setting.
     #[error("setting {name}{}: {message}", origin.as_ref().map_or_else(String::new, |o| format!(" ({o})")))]
     Setting {
-        /// Flag name without dashes.
+        /// Flag without dashes.
         name: &'static str,
         /// Flag, environment variable or file.
         origin: Option<String>,
@@ -33,7 +33,6 @@ pub enum ConfigError {
     },
 }
 
-/// The origin is filled in later.
 pub(super) fn setting(name: &'static str, message: String) -> ConfigError {
     ConfigError::Setting { name, origin: None, message }
 }

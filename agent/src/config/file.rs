@@ -76,7 +76,6 @@ pub(super) struct FilePool {
 /// Bytes; bounds the read of a device.
 const MAX_FILE: u64 = 1 << 20;
 
-/// With the names of its settings.
 pub(super) fn read_file(path: &Path) -> Result<(File, Vec<String>), ConfigError> {
     let mut text = String::new();
     std::fs::File::open(path)

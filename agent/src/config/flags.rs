@@ -1,4 +1,4 @@
-//! The command line and the environment.
+//! Command line and environment.
 
 use std::{
     collections::BTreeMap,
@@ -196,7 +196,7 @@ pub struct Flags {
 #[derive(Debug, Clone)]
 pub struct Cidrs(pub(super) Vec<IpNet>);
 
-/// Comma-separated CIDRs; an empty text is an empty list.
+/// Splits at commas; an empty text is an empty list.
 fn cidrs(text: &str) -> Result<Cidrs, CidrError> {
     let parts = text.split(',').filter(|_| !text.trim().is_empty());
     parts.map(|cidr| cidr.parse::<Cidr>().map(|cidr| cidr.0)).collect::<Result<_, _>>().map(Cidrs)
@@ -206,9 +206,9 @@ fn cidrs(text: &str) -> Result<Cidrs, CidrError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum AttachChoice {
-    /// The mode with the shorter ADD and DEL: clsact (page "How programs are attached").
+    /// clsact, whose ADD and DEL are shorter.
     Auto,
-    /// tcx or fail.
+    /// tcx or an error.
     Tcx,
     /// clsact.
     Clsact,
@@ -224,13 +224,13 @@ pub enum Switch {
     Off,
 }
 
-/// Way of packets between two endpoints of the node.
+/// Path of packets between two endpoints of the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum LocalDelivery {
-    /// From one container's link to the other's. The node's stack gets only flows that a rule of the node sent there.
+    /// From link to link; the node's stack gets only flows that a rule of the node sent there.
     Direct,
-    /// Through the node's stack, whose firewall and connection tracking see every packet. The node must forward.
+    /// Through the node's stack with its firewall and connection tracking. The node must forward.
     Stack,
 }
 
@@ -245,15 +245,15 @@ impl LocalDelivery {
     }
 }
 
-/// Requested routes to containers of other nodes.
+/// Requested routing to containers of other nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum RoutingChoice {
-    /// Native to nodes in a network of this node's links, else by the overlay.
+    /// Native to nodes in a network of this node's links, else overlay.
     Auto,
-    /// The other node is the next hop. Nodes in no network of this node's links get no route.
+    /// The other node is the next hop; nodes in other networks get no route.
     Native,
-    /// By the overlay to all nodes.
+    /// Overlay to all nodes.
     Overlay,
 }
 
@@ -265,7 +265,7 @@ pub fn parse(arguments: &[OsString]) -> Result<ArgMatches, clap::Error> {
     Flags::command().try_get_matches_from(arguments).map_err(|error| name_variable(error, arguments))
 }
 
-/// clap names the flag even for a value from the environment. The flag is at fault if it also fails alone.
+/// clap names the flag for a value from the environment too. The flag is at fault if it also fails alone.
 fn name_variable(mut error: clap::Error, arguments: &[OsString]) -> clap::Error {
     let of_flags = Flags::command().mut_args(|a| a.env(None::<&'static str>)).try_get_matches_from(arguments).err();
     let invalid = |e: &clap::Error| e.get(ContextKind::InvalidArg).map(ToString::to_string);

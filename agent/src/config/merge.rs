@@ -58,7 +58,6 @@ fn otlp(url: String) -> Result<String, ConfigError> {
     }
 }
 
-/// `ipv6_off`: why the node has no IPv6.
 pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<AgentConfig, ConfigError> {
     let directories = directories_of(&flags, &file)?;
     let from_cluster = flags.pools_from_cluster.or(file.pools_from_cluster) == Some(Switch::On);
@@ -257,7 +256,7 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
     })
 }
 
-/// With `pools-from-cluster`: there is a row, and no other setting of pools.
+/// `pools-from-cluster` requires a row and excludes other settings of pools.
 fn alone(flags: &Flags, file: &File) -> Result<(), String> {
     for (name, is_set) in [
         ("ipv4-pool", flags.ipv4_pool.is_some() || file.ipv4_pool.is_some()),
@@ -309,13 +308,11 @@ fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Opt
 /// UDP, RFC 7348.
 const VXLAN_PORT: u16 = 4_789;
 const DEFAULT_VNI: u32 = 88;
-/// 24 bits.
 const MAX_VNI: u32 = (1 << 24) - 1;
 
-/// One day.
 const MAX_LABELS_TIMEOUT_MS: u64 = 86_400_000;
 
-/// Bound and default: that delete step's deadline.
+/// The delete step's deadline, also the default.
 const MAX_PROXY_TIMEOUT_MS: u64 = DeleteStep::AwaitProxy.deadline_ms();
 
 pub(super) const DEFAULT_V4: IpNet = IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(10, 87, 0, 0), 16));

@@ -23,17 +23,17 @@ const MAX_TEXT: usize = 253;
 const MAX_NAMESERVERS: usize = 8;
 const MAX_DOMAINS: usize = 32;
 const MAX_FINDINGS: usize = 64;
-/// Least MTU of IPv4 (RFC 791), bytes.
+/// Minimum MTU of IPv4 (RFC 791), bytes.
 const MIN_MTU: u32 = 68;
 /// `PATH_MAX`, bytes.
 const MAX_PATH: usize = 4_096;
-/// Milliseconds; the plugin bounds it again.
+/// Milliseconds; the plugin bounds it too.
 const MAX_RETRY_MS: u32 = 60_000;
 
 /// A broken rule of the interface.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AnswerError {
-    /// No outcome, or one of a later version.
+    /// No outcome, or a later version's.
     #[error("it has no outcome that is known here")]
     Empty,
     /// Longer than the limit.
@@ -42,10 +42,10 @@ pub enum AnswerError {
     /// A missing field.
     #[error("{0} is missing")]
     Missing(&'static str),
-    /// A field: name, first 80 characters, broken rule.
+    /// Field name, first 80 characters, broken rule.
     #[error("{0} {1:?}: {2}")]
     Field(&'static str, String, String),
-    /// A list: name, length, limit.
+    /// List name, length, limit.
     #[error("{0}: {1} of them, at most {2} are taken")]
     Many(&'static str, usize, usize),
     /// Addresses or gateways: actual, leased.
@@ -63,7 +63,7 @@ pub struct Failed {
     pub code: u32,
     /// Cause.
     pub message: String,
-    /// A hint; may be empty.
+    /// Hint; may be empty.
     pub details: String,
     /// Delay, milliseconds.
     pub retry_after_ms: Option<u32>,
@@ -86,7 +86,7 @@ pub struct Made {
     pub v6: Option<Address>,
     /// Routes.
     pub routes: Vec<ContainerRoute>,
-    /// The container's resolver settings.
+    /// Resolver settings of the container.
     pub dns: EndpointDns,
 }
 
@@ -121,9 +121,6 @@ pub struct Seen {
 pub type Read<T> = Result<Result<T, Failed>, AnswerError>;
 
 /// Parses the answer of Add.
-///
-/// # Errors
-/// The broken rule.
 pub fn made(answer: v1::AddResponse, asked: &v1::AttachmentKey) -> Read<Made> {
     match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::add_response::Outcome::Added(attachment) => Ok(Ok(attached(attachment, asked)?)),
@@ -132,9 +129,6 @@ pub fn made(answer: v1::AddResponse, asked: &v1::AttachmentKey) -> Read<Made> {
 }
 
 /// Parses the answer of Del.
-///
-/// # Errors
-/// The broken rule.
 pub fn deleted(answer: v1::DelResponse) -> Read<()> {
     match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::del_response::Outcome::Deleted(v1::Deleted {}) => Ok(Ok(())),
@@ -143,9 +137,6 @@ pub fn deleted(answer: v1::DelResponse) -> Read<()> {
 }
 
 /// Parses the answer of Check.
-///
-/// # Errors
-/// The broken rule.
 pub fn seen(answer: v1::CheckResponse, asked: &v1::AttachmentKey) -> Read<Seen> {
     let v1::Checked { attachment, findings } = match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::check_response::Outcome::Checked(checked) => checked,
@@ -158,9 +149,6 @@ pub fn seen(answer: v1::CheckResponse, asked: &v1::AttachmentKey) -> Read<Seen> 
 }
 
 /// Parses the answer of Gc.
-///
-/// # Errors
-/// The broken rule.
 pub fn collected(answer: v1::GcResponse) -> Read<u32> {
     match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::gc_response::Outcome::Collected(v1::Collected { removed }) => Ok(Ok(removed)),
@@ -169,9 +157,6 @@ pub fn collected(answer: v1::GcResponse) -> Read<u32> {
 }
 
 /// Parses the answer of Status.
-///
-/// # Errors
-/// The broken rule.
 pub fn ready(answer: v1::StatusResponse) -> Read<String> {
     match answer.outcome.ok_or(AnswerError::Empty)? {
         v1::status_response::Outcome::Ready(v1::Ready { service }) => Ok(Ok(text("service", service, MAX_TEXT)?)),
@@ -192,7 +177,7 @@ fn failed(failure: v1::Failure) -> Result<Failed, AnswerError> {
     })
 }
 
-/// The key must be the requested one, which may lack the network.
+/// The key may lack the network.
 fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, AnswerError> {
     let v1::Attachment { key, netns, container, host, addresses, routes, dns } = there;
     let v1::AttachmentKey { network, container_id, interface } = key.ok_or(AnswerError::Missing("key"))?;
@@ -244,9 +229,6 @@ fn attached(there: v1::Attachment, asked: &v1::AttachmentKey) -> Result<Made, An
 }
 
 /// The addresses must equal the IPAM plugin's lease.
-///
-/// # Errors
-/// They differ.
 pub fn as_leased(made: &Made, request: &v1::AddRequest) -> Result<(), AnswerError> {
     if request.ipam.is_none() {
         return Ok(());
@@ -260,7 +242,6 @@ pub fn as_leased(made: &Made, request: &v1::AddRequest) -> Result<(), AnswerErro
     if addresses != leased {
         return Err(AnswerError::NotLeased(told(addresses), told(leased)));
     }
-    // The service may choose a gateway.
     let family = |text: &String| text.contains(':');
     let other = has().filter_map(|a| a.gateway).map(|gateway| gateway.to_string()).find(|gateway| {
         let mut named = request.gateways.iter().filter(|there| family(there) == family(gateway)).peekable();

@@ -1,4 +1,4 @@
-//! The part of the API in delegated mode.
+//! The API in delegated mode.
 
 use std::{collections::BTreeMap, num::NonZeroU32, sync::Arc};
 
@@ -77,7 +77,6 @@ async fn not_here(State(this): State<Arc<Delegation>>, request: Request) -> Fail
         .hint("ask that service; the page \"Delegated mode\" of the documentation (/usr/share/doc/wharf) lists what a delegated agent answers")
 }
 
-/// The status; also asks the service.
 async fn healthz(State(this): State<Arc<Delegation>>, Query(query): Query<StatusQuery>) -> Response {
     this.look().await.ok();
     status::answer(this.status(), query)

@@ -3,8 +3,8 @@
 //!
 //! The agent creates only its socket and files, and needs only the capability to set the socket's group.
 //!
-//! Order of a stop: no new work; running requests are answered, for at most 4 s; calls to the service are cancelled,
-//! and recorded before their tasks end.
+//! Order of a stop: no new work; running requests are answered within 4 s; calls to the service are cancelled, and
+//! recorded before their tasks end.
 
 pub mod answer;
 pub mod api;
@@ -59,9 +59,8 @@ pub const CONTROLLER: &str = "delegate";
 const LOOK: Duration = Duration::from_secs(10);
 /// Further ADDs wait within their deadlines.
 const ADDS: u32 = 64;
-/// Other concurrent calls, except for records.
+/// Other concurrent calls except for records.
 pub const CALLS: usize = 64;
-/// For running requests at a stop, then for tasks.
 const GRACE: Duration = Duration::from_secs(4);
 const EXPORTS: usize = 1_024;
 
@@ -83,7 +82,7 @@ pub struct Delegation {
 }
 
 impl Delegation {
-    /// Connects and writes nothing.
+    /// Without connecting or writing.
     #[must_use]
     pub fn new(
         config: AgentConfig,
@@ -115,10 +114,7 @@ impl Delegation {
     }
 }
 
-/// Runs until SIGTERM or SIGINT; `service` is the socket.
-///
-/// # Errors
-/// A failed start; the service may be absent.
+/// Runs until SIGTERM or SIGINT; `service` is the socket, possibly absent.
 pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("listen for SIGINT")?;
@@ -148,7 +144,7 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
             () = owned.pulses.runtime.keep() => {}
         }
     });
-    // A container deleted while no agent ran must be gone before it is added again. Without a service, each ADD checks
+    // A container deleted without an agent must be gone before it is added again. Without a service, each ADD checks
     // its records.
     let drained = this.drain(Cause::Start).await.map(drop);
     if let Err(why) = &drained {
@@ -223,7 +219,7 @@ fn start_controllers(this: &Arc<Delegation>) {
     }
 }
 
-/// Ignores the service: a restart of the agent would not help it.
+/// Ignores the service, which a restart of the agent would not help.
 fn moves(this: &Delegation, bound: Duration) -> Result<(), String> {
     let beats = |what: &str, pulse: &Pulse| match pulse.age() {
         Some(age) if age <= bound => Ok(()),
@@ -233,7 +229,7 @@ fn moves(this: &Delegation, bound: Duration) -> Result<(), String> {
     beats("the API's listener", &this.pulses.api)
 }
 
-/// Polls with backoff while the service is away. Drains records when it is reached.
+/// Drains records when the service is reached.
 async fn watch_service(this: Arc<Delegation>) {
     let Tasks { controllers, stop, .. } = &this.tasks;
     let mut failures: u32 = 0;
@@ -260,7 +256,6 @@ async fn watch_service(this: Arc<Delegation>) {
     }
 }
 
-/// A silent service delays it by at most twice [`GRACE`].
 async fn stop(tasks: &Tasks, mut api: tokio::task::JoinHandle<()>) {
     tasks.stop.cancel();
     if tokio::time::timeout(GRACE, &mut api).await.is_err() {

@@ -113,10 +113,10 @@ impl Reach {
 }
 
 impl Delegation {
-    /// Looks at directory and service, or shares a look that began after the call.
+    /// Polls directory and service, or shares a poll begun after the call.
     ///
     /// # Errors
-    /// An unreached service or invalid answer; a refusal of ADDs is none.
+    /// Service not reached or invalid answer; a refusal of ADDs is none.
     pub async fn look(&self) -> Result<(), String> {
         let began = Instant::now();
         let _asking = self.reach.asking.lock().await;

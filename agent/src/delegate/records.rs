@@ -1,7 +1,7 @@
 //! Calls owed to the service.
 //!
-//! Deletions are in the shim's queue. An ADD has a record until its outcome is known: after a crash, the next agent
-//! sends the DEL. The holder of the attachment's turn removes records, after the service's answer to the DEL.
+//! The shim's queue has deletions. An ADD has a record until its outcome is known: after a crash, the next agent sends
+//! the DEL. The holder of the attachment's turn removes records after the answer to the DEL.
 
 use std::{
     collections::HashSet,
@@ -28,10 +28,10 @@ use crate::{
     node::queue::{Cause, Deletions, QueueFailure},
 };
 
-/// Deadline of a DEL, whose record remains after it.
+/// Deadline of a DEL; its record outlives it.
 pub const DEL_LIMIT: Duration = Duration::from_secs(10);
 const AT_ONCE: usize = 8;
-/// No writer needs this long.
+/// Longer than any write.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
 /// Records in the run directory.
@@ -40,11 +40,9 @@ pub struct Records {
     pub deletions: Deletions,
     unfinished: Queue,
     waiting: AtomicU64,
-    /// Files that failed in this pass; sorted last.
     tried: Mutex<HashSet<(String, bool)>>,
-    /// Probes so far.
     probes: AtomicU64,
-    /// Number and failure of the latest probe: an earlier one that ends later says nothing new.
+    /// Latest probe; an earlier one that ends later is ignored.
     unwritable: Mutex<(u64, Option<String>)>,
     boot_id: String,
 }
@@ -93,7 +91,7 @@ impl Records {
         }
     }
 
-    /// Why an ADD could not be recorded.
+    /// Why ADDs cannot be recorded.
     #[must_use]
     pub fn unwritable(&self) -> Option<String> {
         lock(&self.unwritable).1.clone()
@@ -113,35 +111,23 @@ impl Records {
     }
 
     /// Records an ADD before it is sent.
-    ///
-    /// # Errors
-    /// The file system, or a full queue.
     pub async fn begin(&self, a: &Attachment) -> Result<(), QueueFailure> {
         let record = self.record(a);
         self.put(&self.unfinished, record).await
     }
 
-    /// Removes a finished ADD's record.
-    ///
-    /// # Errors
-    /// The file system; the DEL is still owed.
+    /// Removes a finished ADD's record; on failure, the DEL is still owed.
     pub async fn end(&self, a: &Attachment) -> Result<(), QueueFailure> {
         self.remove(&self.unfinished, file_name(a)).await
     }
 
     /// Records a DEL that the service did not accept.
-    ///
-    /// # Errors
-    /// The file system, or a full queue.
     pub async fn defer(&self, a: &Attachment) -> Result<(), QueueFailure> {
         let record = self.record(a);
         self.put(&self.deletions.queue, record).await
     }
 
-    /// Removes an attachment's records after its DEL.
-    ///
-    /// # Errors
-    /// The file system; the DEL is harmlessly repeated.
+    /// Removes an attachment's records after its DEL; on failure, the DEL is harmlessly repeated.
     pub async fn served(&self, a: &Attachment) -> Result<(), QueueFailure> {
         for queue in [&self.deletions.queue, &self.unfinished] {
             if is_in(queue, a) {
@@ -183,17 +169,11 @@ impl Records {
 }
 
 /// Marks the run directory as delegated until [`leave`].
-///
-/// # Errors
-/// The file system.
 pub fn enter(run_dir: &Path) -> Result<(), QueueError> {
     Queue::unfinished(run_dir).ensure_directory()
 }
 
-/// Prepares for an agent without delegation, which would drop owed deletions.
-///
-/// # Errors
-/// Owed deletions, or the file system.
+/// Refuses a start without delegation while deletions are owed.
 pub fn leave(run_dir: &Path) -> anyhow::Result<()> {
     must_owe_nothing(run_dir).context("start")?;
     let unfinished = Queue::unfinished(run_dir);
@@ -203,10 +183,7 @@ pub fn leave(run_dir: &Path) -> anyhow::Result<()> {
     std::fs::remove_dir_all(unfinished.path()).with_context(|| format!("remove {}", unfinished.path().display()))
 }
 
-/// Refuses owed deletions.
-///
-/// # Errors
-/// Owed deletions, or an unreadable directory.
+/// Refuses owed deletions, or an unreadable directory.
 pub fn must_owe_nothing(run_dir: &Path) -> anyhow::Result<()> {
     let unfinished = Queue::unfinished(run_dir);
     if !unfinished.path().exists() {
@@ -253,11 +230,8 @@ impl Owed {
 }
 
 impl Delegation {
-    /// Sends owed DELs of attachments without a running operation; returns how many records remain. Records of earlier
-    /// boots count, because a service may hold leases across boots.
-    ///
-    /// # Errors
-    /// An unreadable directory.
+    /// Sends owed DELs of attachments without a running operation; returns the number of remaining records. Includes
+    /// earlier boots: a service may hold leases across boots.
     pub async fn drain(&self, cause: Cause) -> Result<usize, QueueFailure> {
         use tracing::Instrument as _;
         self.drain_once(cause).instrument(OpId::next(Kind::Drain).span()).await
@@ -297,7 +271,6 @@ impl Delegation {
             }
             owed.sort_by_key(|owed| tried.contains(&owed.file()));
         }
-        // If the service is away, the rest waits.
         let away = AtomicBool::new(false);
         let served = stream::iter(owed).map(|owed| self.serve(owed, &away)).buffer_unordered(AT_ONCE);
         let stay: Vec<Owed> = served.filter_map(std::future::ready).collect().await;
@@ -312,11 +285,10 @@ impl Delegation {
         problem.map_or(Ok(stay.len()), Err)
     }
 
-    /// Returns a remaining record.
     async fn serve(&self, owed: Owed, away: &AtomicBool) -> Option<Owed> {
         let a = &owed.attachment;
         let Some(_turn) = self.turns.try_take(a) else { return (!owed.unfinished).then_some(owed) };
-        // Already served; a later ADD may have the attachment.
+        // A later ADD may have the attachment.
         if !self.records.is_owed(a) {
             return None;
         }
@@ -340,9 +312,6 @@ impl Delegation {
     }
 
     /// Sends an owed DEL. The caller holds the turn.
-    ///
-    /// # Errors
-    /// The service refuses, or a record remains.
     pub(super) async fn settle(&self, a: &Attachment) -> Result<(), Unsettled> {
         if !self.records.is_owed(a) {
             return Ok(());

@@ -21,13 +21,13 @@ use wharf_delegate::v1::{self, delegate_client::DelegateClient};
 
 use crate::delegate::answer::{self, AnswerError, Failed, Made, Seen};
 
-/// Bytes; an attachment with full lists takes half.
+/// Bytes; full lists take half.
 pub const MAX_ANSWER: usize = 64 * 1024;
 
 /// Wait beyond a call's deadline.
 const GRACE: Duration = Duration::from_millis(100);
 
-/// Keep-alive interval. After it and [`PONG`], the client leaves a stopped service whose socket was taken over.
+/// Keep-alive interval; after it and [`PONG`], the client leaves a stopped service whose socket was taken over.
 const PING: Duration = Duration::from_secs(10);
 const PONG: Duration = Duration::from_secs(5);
 
@@ -39,7 +39,7 @@ pub enum CallError {
     Unreachable {
         /// Its socket.
         socket: PathBuf,
-        /// The kernel's error, or why the socket is not trusted.
+        /// Kernel error, or why the socket is not trusted.
         why: String,
     },
     /// The request may have run.
@@ -96,7 +96,7 @@ pub enum CallError {
 }
 
 impl CallError {
-    /// Whether later calls may reach the service.
+    /// Whether later calls may succeed.
     #[must_use]
     pub fn is_away(&self) -> bool {
         match self {
@@ -130,7 +130,6 @@ impl Service {
     /// Connects later.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
-        // HTTP/2 requires a name.
         let endpoint = Endpoint::from_static("http://delegate")
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PONG)
@@ -148,7 +147,7 @@ impl Service {
     /// Attaches a container.
     ///
     /// # Errors
-    /// As [`CallError`]; a Del is owed unless it [made nothing](CallError::made_nothing).
+    /// A Del is owed unless the call [made nothing](CallError::made_nothing).
     pub async fn add(&self, request: v1::AddRequest, limit: Duration) -> Result<Made, CallError> {
         let key = request.key.clone().unwrap_or_default();
         let mut client = self.client.clone();
@@ -161,9 +160,6 @@ impl Service {
     }
 
     /// Detaches a container.
-    ///
-    /// # Errors
-    /// As [`CallError`].
     pub async fn del(&self, key: v1::AttachmentKey, limit: Duration) -> Result<(), CallError> {
         let mut client = self.client.clone();
         let answer = self.call(limit, client.del(timed(v1::DelRequest { key: Some(key) }, limit))).await?;
@@ -171,9 +167,6 @@ impl Service {
     }
 
     /// Checks an attachment.
-    ///
-    /// # Errors
-    /// As [`CallError`].
     pub async fn check(&self, key: v1::AttachmentKey, limit: Duration) -> Result<Seen, CallError> {
         let mut client = self.client.clone();
         let request = v1::CheckRequest { key: Some(key.clone()) };
@@ -182,9 +175,6 @@ impl Service {
     }
 
     /// Detaches unlisted attachments; returns their number.
-    ///
-    /// # Errors
-    /// As [`CallError`].
     pub async fn gc(&self, request: v1::GcRequest, limit: Duration) -> Result<u32, CallError> {
         let mut client = self.client.clone();
         let answer = self.call(limit, client.gc(timed(request, limit))).await?;
@@ -192,9 +182,6 @@ impl Service {
     }
 
     /// The service's name, if an Add would succeed.
-    ///
-    /// # Errors
-    /// As [`CallError`].
     pub async fn status(&self, limit: Duration) -> Result<String, CallError> {
         let mut client = self.client.clone();
         let answer = self.call(limit, client.status(timed(v1::StatusRequest {}, limit))).await?;
@@ -233,7 +220,7 @@ impl Service {
         }
         let why = answer::shown(status.message());
         match status.code() {
-            // The service also counts the deadline, and may end the call first. tonic's servers answer Cancelled then.
+            // The service also counts the deadline, and may end the call first; tonic's servers answer Cancelled.
             Code::DeadlineExceeded | Code::Cancelled if took.saturating_add(GRACE) >= limit => {
                 CallError::TimedOut { socket, after: limit }
             }
@@ -241,7 +228,6 @@ impl Service {
                 CallError::Broken { socket, why }
             }
             Code::Unimplemented => CallError::Unimplemented { socket, why },
-            // The client's error for a message above the limit.
             Code::OutOfRange => CallError::Unusable { socket, why: AnswerError::TooLong },
             _ if status.source().is_some() => CallError::Broken { socket, why },
             code => CallError::Status { socket, code, why },
@@ -318,7 +304,7 @@ fn is_ours(uid: u32) -> bool {
     uid == 0 || uid == nix::unistd::geteuid().as_raw()
 }
 
-/// Another user must not own the socket, nor write to it.
+/// Another user must neither own the socket nor write to it.
 fn trusted(socket: &Path) -> Result<(), Away> {
     let file = std::fs::symlink_metadata(socket).map_err(Away::Io)?;
     let refused = |why: String| Err(Away::Untrusted(why));

@@ -10,7 +10,7 @@ use crate::{delegate::Delegation, memory};
 const LIFELESS: std::time::Duration = std::time::Duration::from_secs(5);
 
 impl Delegation {
-    /// The status, from memory.
+    /// Status from memory.
     #[must_use]
     pub fn status(&self) -> AgentStatus {
         let delegate = self.reach.status(&self.service, self.records.waiting());
@@ -87,7 +87,6 @@ impl Delegation {
     }
 }
 
-/// Failing if the service is absent or refuses ADDs.
 fn service(s: &DelegateStatus) -> ComponentStatus {
     let name = if s.service.is_empty() { String::new() } else { format!("{} ", s.service) };
     let (health, words) = match (s.reachable, &s.refusal, &s.last_error) {

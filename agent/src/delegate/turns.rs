@@ -1,4 +1,4 @@
-//! Order: one call at a time about an attachment.
+//! One call at a time about an attachment.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -15,7 +15,7 @@ type Place = (ContainerId, IfName);
 /// Turns of attachments, in order of arrival; bounded by the operations.
 #[derive(Debug, Default)]
 pub struct Turns {
-    /// Held across awaits, which are bounded.
+    /// Turns are held across bounded awaits.
     places: Mutex<HashMap<Place, Arc<Turn<()>>>>,
     /// One lock: an Add is on a Gc's list, or sees the Gc.
     under_way: Mutex<UnderWay>,
@@ -85,7 +85,7 @@ impl Drop for Held {
     fn drop(&mut self) {
         self.turn.take();
         let mut places = lock(&self.turns.places);
-        // References are cloned only under this lock: a single one is the map's.
+        // Cloned only under this lock: a single reference is the map's.
         if places.get(&self.place).is_some_and(|turn| Arc::strong_count(turn) == 1) {
             places.remove(&self.place);
         }

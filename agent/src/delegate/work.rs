@@ -29,13 +29,13 @@ use crate::{
     node::queue::{Cause, QueueFailure},
 };
 
-/// An ADD's wait for an absent service. The runtime retries after CNI error 11.
+/// Wait for an absent service; the runtime retries after CNI error 11.
 const ADD_ABSENT: Duration = Duration::from_secs(1);
-/// A DEL's wait for an absent service, before it is recorded.
+/// Wait for an absent service, before the DEL is recorded.
 const DEL_ABSENT: Duration = Duration::from_secs(2);
-/// A DEL's wait for a running operation; with [`DEL_LIMIT`] and [`DEL_ABSENT`] below the shim's 30 s.
+/// Wait for a running operation; with [`DEL_LIMIT`] and [`DEL_ABSENT`] below the shim's 30 s.
 const DEL_TURN: Duration = Duration::from_secs(14);
-/// CHECK waits at most 10 s.
+/// Below CHECK's 10 s.
 const CHECK_LIMIT: Duration = Duration::from_secs(5);
 const GC_LIMIT: Duration = Duration::from_secs(25);
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
@@ -47,7 +47,7 @@ pub enum WorkError {
     /// The call to the service.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// Too many ADDs wait.
+    /// Too many waiting ADDs.
     #[error(transparent)]
     Overloaded(#[from] Refusal),
     /// The records.
@@ -59,13 +59,13 @@ pub enum WorkError {
     /// An owed DEL of a listed attachment was not sent.
     #[error("a DEL of {0}, which is listed as valid, is owed to the service first, and could not be sent")]
     CollectPending(Attachment),
-    /// The deadline passed; nothing was sent.
+    /// Nothing was sent before the deadline.
     #[error("its deadline passed while it waited for {0}; nothing was sent")]
     Deadline(&'static str),
     /// The agent stops.
     #[error("the agent is stopping")]
     Stopping,
-    /// Too many calls wait.
+    /// Too many waiting calls.
     #[error("{0} calls wait for the service already")]
     Busy(usize),
 }
@@ -82,7 +82,7 @@ impl From<Unsettled> for WorkError {
 /// Outcome of a DEL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deleted {
-    /// The service has answered.
+    /// The service answered.
     Done,
     /// The service knew no attachment.
     Unknown,
@@ -106,7 +106,7 @@ impl Drop for Unclaimed {
     fn drop(&mut self) {
         let Some(turn) = self.turn.take() else { return };
         if tokio::runtime::Handle::try_current().is_err() {
-            // The connection closes; the runtime sends a DEL.
+            // The runtime sends a DEL.
             return;
         }
         let (this, a, op) = (Arc::clone(&self.this), self.attachment.clone(), OpId::next(Kind::Delete));
@@ -127,7 +127,7 @@ impl Drop for Unclaimed {
 type Reply<T> = oneshot::Sender<Result<T, WorkError>>;
 
 impl Delegation {
-    /// Attaches a container, in a task. If the caller disconnects, the ADD is undone.
+    /// Attaches a container in a task. A caller's disconnect undoes the ADD.
     ///
     /// # Errors
     /// Not attached, or a DEL is owed and recorded.
@@ -140,10 +140,7 @@ impl Delegation {
         Ok(made)
     }
 
-    /// Detaches a container, in a task that does not need the caller.
-    ///
-    /// # Errors
-    /// The service, or the record.
+    /// Detaches a container in a task, also without the caller.
     pub async fn del(self: &Arc<Self>, attachment: Attachment) -> Result<Deleted, WorkError> {
         let owned = Arc::clone(self);
         self.as_task(Kind::Delete, &attachment.clone(), async move |reply: Reply<Deleted>| {
@@ -201,7 +198,7 @@ impl Delegation {
             }
             Err(error) => {
                 tracing::debug!("ADD failed: {error}");
-                // Answers first: the caller waits only until its deadline.
+                // First: the caller waits only until its deadline.
                 drop(reply.send(Err(error)));
                 if owes {
                     self.undo(&a, turn).await;
@@ -245,7 +242,6 @@ impl Delegation {
         }
     }
 
-    /// Retries only if nothing was sent.
     async fn send_add(&self, request: &v1::AddRequest, end: Instant) -> Result<Made, WorkError> {
         let mut pause = Pause::new(ADD_ABSENT);
         loop {
@@ -317,19 +313,13 @@ impl Delegation {
     }
 
     /// Checks an attachment; the key may lack the network.
-    ///
-    /// # Errors
-    /// As [`WorkError`].
     pub async fn check(&self, key: v1::AttachmentKey) -> Result<Seen, WorkError> {
         let _place = self.place().await?;
         Ok(self.ask(self.service.check(key, CHECK_LIMIT)).await?)
     }
 
-    /// Owed DELs, which may be of listed attachments, precede a GC. Running ADDs join the list, because the runtime
-    /// does not know them; later ADDs wait.
-    ///
-    /// # Errors
-    /// As [`WorkError`].
+    /// Collects unlisted attachments. Owed DELs, possibly of listed attachments, precede. Running ADDs, unknown to the
+    /// runtime, join the list; later ADDs wait.
     pub async fn collect(
         &self,
         network: &NetworkName,

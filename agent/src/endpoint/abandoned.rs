@@ -1,8 +1,7 @@
-//! Endpoints whose container is gone and whose DEL never came: the plugin or the runtime was killed.
+//! Endpoints whose container is gone without a DEL: plugin or runtime was killed. They are deleted after a grace time.
 //!
-//! Proof needs two facts: no network namespace at its path, and no host side of the link. The kernel destroys a veth
-//! pair with either namespace, so a namespace that the agent merely cannot see still has its link. The agent deletes
-//! such an endpoint after a grace time for the DEL.
+//! Proof: no network namespace at its path, and no host side of the link. The kernel destroys a veth pair with either
+//! namespace; a namespace that the agent merely cannot see still has its link.
 
 use std::{sync::Arc, time::Duration};
 
@@ -48,10 +47,7 @@ pub fn interval(grace: Duration) -> Duration {
     grace.clamp(MIN_INTERVAL, INTERVAL)
 }
 
-/// Deletes endpoints whose container is gone, after their grace time.
-///
-/// # Errors
-/// The kernel, or a delete.
+/// Deletes endpoints without a container, after their grace time.
 pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
     let found = find(&life.endpoints, &*life.kernel).await;
     let now = clock::monotonic_ms();
@@ -71,7 +67,6 @@ pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
         handle.shared.note(Operation::Delete, "netns-gone", None, Outcome::Warning, &text);
         life.telemetry.monitor.agent(Some(handle.id), "endpoint-abandoned", format!("{attachment}: {text}"));
     }
-    // A slow delete delays no other.
     let delete = |handle| delete::delete(life, vec![handle], DeleteOptions::default(), delete::Answer::Finished);
     let results = futures::future::join_all(due.into_iter().map(delete)).await;
     let failure = |e: wharf_api::StepError| format!("{}: {}: {}", e.endpoint, e.step, e.message);
@@ -80,7 +75,7 @@ pub async fn look(life: &Arc<Lifecycle>) -> Result<(), AbandonedError> {
 }
 
 async fn find(endpoints: &Endpoints, kernel: &dyn Kernel) -> Result<(), KernelError> {
-    // The health task handles the health endpoint.
+    // The health task owns the health endpoint.
     let is_watched = |v: &View| v.is_settled() && !health::is_reserved(&v.record.attachment);
     let idle = |h: &Handle| !endpoints.jobs.is_in_flight(h.id) && h.shared.read(is_watched);
     let handles: Vec<Handle> = endpoints.registry.list().into_iter().filter(idle).collect();
@@ -96,7 +91,6 @@ async fn find(endpoints: &Endpoints, kernel: &dyn Kernel) -> Result<(), KernelEr
                 continue;
             }
         };
-        // Other work may explain a missing link.
         if !is_gone(&found) || !idle(&handle) || !handle.shared.read(|v| v.is_as(&before)) {
             continue;
         }

@@ -74,8 +74,8 @@ pub fn desired_programs(config: &AgentConfig, record: &EndpointRecord) -> Progra
     }
 }
 
-/// A delete ends a build before its next step. With `keep_programs`, attaches pinned programs that equal the desired
-/// ones without a load.
+/// Realizes the endpoint's record; a delete ends it before the next step. With `keep_programs`, attaches equal pinned
+/// programs without a load.
 ///
 /// # Errors
 /// The failed step; the last good state is in force.
@@ -130,7 +130,7 @@ async fn steps(
             if !has_no_interface(&*life.kernel, record).await {
                 return Err(why);
             }
-            // The audit reports a missing interface; a retry cannot restore it.
+            // Only the audit reports a missing interface; a retry cannot restore it.
             run.shared.log(LogStatus::Warning, "build", format!("{why}; the container took its interface away"));
         }
     }
@@ -148,7 +148,6 @@ struct Run<'a> {
     shared: &'a Shared,
     cancel: &'a CancellationToken,
     id: EndpointId,
-    /// Finished, with durations.
     steps: Vec<String>,
 }
 

@@ -12,7 +12,7 @@ use crate::{
     },
 };
 
-/// Deletes the endpoint when dropped: no caller knows of it.
+/// Deletes the endpoint when dropped: no caller knows it.
 pub(super) struct Claim {
     endpoint: Option<(Arc<Lifecycle>, Handle)>,
     answer: wharf_api::Endpoint,
@@ -33,7 +33,7 @@ impl Claim {
 impl Drop for Claim {
     fn drop(&mut self) {
         let Some((life, handle)) = self.endpoint.take() else { return };
-        // The agent ends; the runtime's DEL deletes the endpoint after the restart.
+        // The agent ends; after the restart, the runtime's DEL deletes the endpoint.
         if tokio::runtime::Handle::try_current().is_ok() {
             handle.shared.log(LogStatus::Warning, "unclaimed", "the caller went away before the answer; taken back");
             delete::spawn_unclaimed(&life, handle);

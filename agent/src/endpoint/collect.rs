@@ -1,6 +1,6 @@
 //! CNI GC: deletes attachments that the runtime no longer lists.
 //!
-//! Runtimes may share a network name. Endpoints that another runtime added stay while their namespaces exist.
+//! Runtimes may share a network name: other runtimes' endpoints stay while their namespaces exist.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -24,7 +24,7 @@ use crate::{
     node::{aside::Wanted, endpoint::Handle, health, lifecycle::Lifecycle},
 };
 
-/// Deletes the network's unlisted endpoints and leftovers. `runtime` sent the list, if known.
+/// Deletes the network's unlisted endpoints and leftovers. `runtime`: sender of the list.
 pub async fn collect(
     life: &Arc<Lifecycle>,
     network: &NetworkName,
@@ -36,7 +36,6 @@ pub async fn collect(
             && !health::is_reserved(a)
             && !valid.contains(&GcAttachment { container_id: a.container_id.to_string(), ifname: a.ifname.to_string() })
     };
-    // The runtime does not list endpoints under creation.
     let stale = |h: &Handle| h.shared.read(|v| v.committed && is_stale(&v.record.attachment));
     let unlisted = life.endpoints.registry.list().into_iter().filter(stale).collect();
     let (handles, kept) = spare_others(&*life.kernel, network, unlisted, runtime).await;
@@ -61,7 +60,7 @@ pub async fn collect(
     result
 }
 
-/// Bound of each of a GC's two rounds of namespace look-ups.
+/// Bounds each of a GC's two rounds of namespace look-ups.
 const LOOKS: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -81,7 +80,7 @@ async fn look(kernel: &dyn Kernel, handle: &Handle, until: Instant) -> Seen {
     }
 }
 
-/// Keeps other runtimes' endpoints unless their namespaces are certainly gone.
+/// Other runtimes' endpoints stay unless their namespaces are certainly gone.
 async fn spare_others(
     kernel: &dyn Kernel,
     network: &NetworkName,
@@ -118,7 +117,7 @@ async fn spare_others(
     (stale, kept)
 }
 
-/// Records endpoints whose namespace still exists: another runtime may have added them.
+/// Another runtime may have added them.
 async fn warn_of_living(kernel: &dyn Kernel, network: &NetworkName, handles: &[Handle]) {
     let (mut living, until) = (Vec::new(), Instant::now() + LOOKS);
     for handle in handles {

@@ -1,5 +1,4 @@
-//! Create: runs the plan's steps, and undoes them in reverse order after a failure, a deadline, a disconnect or a
-//! delete.
+//! Create: runs the plan's steps; a failure, deadline, disconnect or delete undoes them in reverse order.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -40,19 +39,16 @@ use crate::{
 
 pub use crate::endpoint::reserve::{CreateSpec, External};
 
-/// The endpoint's task answers a deadline first: it knows the step.
+/// The endpoint's task answers a deadline first, with the step.
 const ANSWER_GRACE: Duration = Duration::from_millis(100);
-/// Wait for the row of a pod. A producer sends it some milliseconds after the kubelet knows the pod.
+/// A producer sends a pod's row milliseconds after the kubelet knows the pod.
 const ROW_PATIENCE: Duration = Duration::from_secs(3);
-/// For the steps after the wait for a row.
+/// Steps after the wait for a row.
 const STEPS: Duration = Duration::from_secs(5);
 
 type Reply = oneshot::Sender<Result<Claim, CreateCause>>;
 
-/// Creates an endpoint and answers when traffic can flow. Dropping the future undoes the create.
-///
-/// # Errors
-/// The cause; the steps are undone.
+/// Creates an endpoint and answers when traffic can flow. Dropping the future undoes the create, as does an error.
 pub async fn create(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::Endpoint, CreateError> {
     let attachment = spec.attachment.clone();
     begin(life, spec).await.map_err(|cause| CreateError { attachment, cause })
@@ -140,8 +136,7 @@ async fn steps(
         return Err(task.undo_create(&[], refused.into()).await);
     }
     task.transition(Event::BuildStarted);
-    // After the transition: from now on, the consumer of the feed waits for this endpoint before it reports a row as in
-    // force.
+    // After the transition: the consumer of the feed now waits for this endpoint before it reports a row as in force.
     let changed = task.shared.read(|v| task.life.endpoints.pods.with_row(&v.record));
     if let Some(record) = changed
         && let Err(failed) = resolve(task, spec, reply, record).await
@@ -175,7 +170,7 @@ async fn steps(
     Ok(())
 }
 
-/// No earlier step needs the identity. Endpoints that await labels share one.
+/// Late: no earlier step needs the identity.
 async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
     await_row(task, spec, reply).await?;
     let record = task.shared.read(|v| v.record.clone());
@@ -187,7 +182,7 @@ async fn identify(task: &mut EndpointTask, spec: &CreateSpec, reply: &mut Option
     Ok(())
 }
 
-/// Waits for the row of its pod. Without it, the endpoint has the identity of unknown labels.
+/// Without a row, the endpoint has the identity of unknown labels.
 async fn await_row(task: &EndpointTask, spec: &CreateSpec, reply: &mut Option<Reply>) -> Result<(), CreateCause> {
     let (life, shared) = (&task.life, &task.shared);
     let record = shared.read(|v| v.record.clone());
@@ -197,7 +192,6 @@ async fn await_row(task: &EndpointTask, spec: &CreateSpec, reply: &mut Option<Re
     tokio::select! {
         biased;
         given_up = gives_up(task, spec, reply, "waited for the start of policy until the deadline") => return Err(given_up),
-        // Until then, rows of the last start are not known.
         () = life.policy.started() => {}
     }
     let now = Instant::now();
@@ -219,7 +213,6 @@ async fn await_row(task: &EndpointTask, spec: &CreateSpec, reply: &mut Option<Re
     }
 }
 
-/// Gives the endpoint a record with other labels, and their identity.
 async fn resolve(
     task: &EndpointTask,
     spec: &CreateSpec,
@@ -241,7 +234,7 @@ async fn resolve(
     Ok(())
 }
 
-/// Waits for a reason to give up; `late` describes a deadline.
+/// `late` describes a deadline.
 async fn gives_up(
     task: &EndpointTask,
     spec: &CreateSpec,
@@ -278,7 +271,7 @@ fn give_up(task: &EndpointTask, spec: &CreateSpec, reply: &Option<Reply>) -> Opt
     (Instant::now() >= spec.deadline).then_some(CreateCause::Deadline("its deadline passed"))
 }
 
-/// Runs a step. At the deadline the caller is answered, but the step is awaited: a kernel call cannot be cancelled, and
+/// The step is awaited even after the deadline's answer: a kernel call cannot be cancelled, and an undo would miss its
 /// an undo would miss its effects.
 async fn watch(
     task: &mut EndpointTask,
@@ -326,7 +319,6 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             Ok(life.store.commit(vec![Change::PutIntent(record.id, record.epoch, intent)]).await?)
         }
         CreateStep::Lease => {
-            // Again: the row may have changed while the create waited.
             if let Some(why) = life.network.cluster.without_pools() {
                 return Err(CreateCause::NoPools(why));
             }
@@ -352,7 +344,6 @@ async fn one(task: &EndpointTask, spec: &CreateSpec, step: CreateStep) -> Result
             let spec = build::desired_programs(&life.config, &record);
             jobs.run(id, name, |k| async move { k.ensure_programs(&spec).await }).await.map(drop).map_err(kernel)
         }
-        // `reserve` observed the link.
         CreateStep::EnsureLink if !record.link_owner.is_wharf() => {
             jobs.run(id, name, |k| async move { k.ensure_connected(&record).await }).await.map_err(kernel)
         }

@@ -1,9 +1,9 @@
 //! Delete, in the order of the plan.
 //!
-//! *Teardown* of each endpoint: detach programs, remove rows, await the proxy, unpin, remove the link. Each step runs
-//! even after a failed one. *Release* of all endpoints: when the kernel has released their links, one transaction
-//! removes addresses and records. An endpoint that left something in the kernel keeps record, addresses and id for the
-//! next delete: no address is leased while the kernel uses it for its old owner.
+//! *Teardown* of each endpoint: detach programs, remove rows, await the proxy, unpin, remove the link; a failed step
+//! does not stop the others. *Release* of all: when the kernel has released their links, one transaction removes
+//! addresses and records. An endpoint with kernel leftovers keeps record, addresses and id for the next delete: no
+//! address is leased while the kernel uses it for its old owner.
 
 use std::{sync::Arc, time::Duration};
 
@@ -46,14 +46,14 @@ use crate::{
 /// When a delete is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Endpoints are unreachable and unlisted. Links and records go 15 ms or more later;
+    /// Endpoints are unreachable and unlisted. Links and records go 15 ms or more later
     /// [`crate::node::registry::Registry::settled`] waits for them.
     Unlisted,
     /// Addresses and records are gone.
     Finished,
 }
 
-/// Deletes endpoints; a disconnecting client does not interrupt it.
+/// Deletes endpoints; a client's disconnect does not interrupt it.
 pub async fn delete(
     life: &Arc<Lifecycle>,
     mut handles: Vec<Handle>,
@@ -62,11 +62,9 @@ pub async fn delete(
 ) -> DeleteResult {
     let leave = |h: &Handle| life.endpoints.registry.is_leaving(h);
     if when == Answer::Unlisted {
-        // An answered delete removes them.
         handles.retain(|h| !leave(h));
     } else if handles.iter().any(leave) {
         life.endpoints.registry.settled(|_| true).await;
-        // An intent for an ended task's endpoint would never close.
         handles.retain(|h| !h.mailbox.is_closed());
     }
     if handles.is_empty() {
@@ -135,7 +133,6 @@ async fn delete_all(
     }
 }
 
-/// Phase one; returns clean endpoints.
 async fn tear_down(
     store: &Store,
     metrics: &Metrics,
@@ -145,7 +142,6 @@ async fn tear_down(
     result: &mut DeleteResult,
 ) -> Vec<(Handle, Torn)> {
     for handle in &handles {
-        // For a resumed delete.
         handle.shared.update(|v| v.delete_options = options);
         handle.cancel.cancel();
     }
@@ -163,17 +159,15 @@ async fn tear_down(
     metrics.phase(Operation::Delete.name(), DeleteStep::WriteIntent.name(), took);
     handles.iter().for_each(|h| h.shared.note(Operation::Delete, DELETE_BEGINS, Some(took), outcome, &text));
     if let Err(error) = intended {
-        // After a crash, a restore finishes the delete but loses NoIPRelease.
+        // A restore after a crash finishes the delete but loses NoIPRelease.
         handles.iter().for_each(|h| result.errors.push(step_error(h, DeleteStep::WriteIntent, error.to_string())));
     }
 
-    // Teardowns run concurrently.
     let until = started + TEARDOWN_BOUND;
     let mut asked = Vec::with_capacity(handles.len());
     for handle in handles {
         let (reply, answer) = oneshot::channel();
         let span = handle.span(OpId::current_or_next(Kind::Delete));
-        // The task ended with the endpoint.
         match timeout_at(until, handle.mailbox.send(Command::Teardown(span, reply))).await {
             Ok(Ok(())) => asked.push((handle, answer)),
             Ok(Err(_)) => {}
@@ -205,7 +199,6 @@ async fn release(
 ) {
     crash_point("delete", DeleteStep::AwaitKernel.name());
     let (mut clean, mut changes, mut lives) = (Vec::new(), Vec::new(), Vec::new());
-    // Concurrent: the step's bound holds for all.
     let released =
         join_all(torn.iter().map(|(handle, torn)| await_kernel(&life.telemetry.metrics, handle, torn))).await;
     if life.policy.proxy.redirects.count() > 0 {
@@ -280,7 +273,7 @@ async fn await_kernel(metrics: &Metrics, handle: &Handle, torn: &Torn) -> Result
     result
 }
 
-/// The proxies' connections would count for the address's next owner. [`resting`] retries before the next lease.
+/// Otherwise they count for the address's next owner. [`resting`] retries before the next lease.
 async fn end_proxy_connections(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     let ips: Vec<_> = torn.iter().flat_map(|(_, torn)| torn.record.addresses()).collect();
     let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
@@ -291,8 +284,7 @@ async fn end_proxy_connections(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     }
 }
 
-/// Clients that keep sending to published ports must reach the ports' next owners. [`resting`] retries before the next
-/// lease.
+/// Clients must reach the published ports' next owners. [`resting`] retries before the next lease.
 async fn forget_flows(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     let published = torn.iter().filter(|(_, torn)| !torn.record.ports.is_empty());
     let ips: Vec<_> = published.flat_map(|(_, torn)| torn.record.addresses()).collect();
@@ -309,7 +301,7 @@ async fn forget_flows(kernel: &dyn Kernel, torn: &[(Handle, Torn)]) {
     }
 }
 
-/// Phase one, in the endpoint's task.
+/// Teardown, in the endpoint's task.
 pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
     let record = shared.read(|v| v.record.clone());
     let subject = Subject::of(&record);
@@ -325,7 +317,7 @@ pub async fn teardown(life: &Arc<Lifecycle>, shared: &Arc<Shared>) -> Torn {
         let message = why.to_string();
         tracing::error!(endpoint = record.id.get(), epoch = record.epoch.0, step = name, "delete: {message}");
         shared.log(LogStatus::Failure, name, message.clone());
-        // Another delete has nothing to do: the addresses rest until the proxy has forgotten them.
+        // No retry by another delete: the addresses rest until the proxy has forgotten them.
         if step != DeleteStep::AwaitProxy {
             errors.push(StepError { step: name.into(), endpoint: record.attachment.to_string(), message });
         }
@@ -354,7 +346,7 @@ fn awaits_another(v: &mut View) {
     );
 }
 
-/// NoIPRelease: leases pass to a caller name kept for the attachment, for `DELETE /v1/ipam/{ip}` or its next create.
+/// NoIPRelease: leases pass to a caller name kept for the attachment, until `DELETE /v1/ipam/{ip}` or its next create.
 fn kept_leases(ipam: &Ipam, record: &EndpointRecord) -> Vec<Lease> {
     let old = owner(record);
     let held = record.addresses().filter_map(|ip| ipam.get(ip).filter(|l| l.owner == old).cloned());

@@ -1,7 +1,7 @@
-//! Deletion records: written by CNI shims that cannot reach the agent.
+//! Deletion records of CNI shims that cannot reach the agent.
 //!
-//! The watch precedes the first listing, so no record is missed. A slow tick lists again, for failed deletes and lost
-//! events. A delete precedes the removal of its record. At start the agent writes a record as a shim would, the canary;
+//! The watch precedes the first listing, so no record is missed; a slow tick lists again, for failed deletes and lost
+//! events. A delete precedes the removal of its record. At start the agent writes a canary record as a shim would;
 //! `wharf status` reports it if no inotify event delivers it.
 
 use std::{convert::Infallible, io, path::PathBuf, sync::Arc, time::Duration};
@@ -31,20 +31,16 @@ use crate::{
     },
 };
 
-/// The controller's name; the watchdog checks it.
+/// Controller name; the watchdog checks it.
 pub const CONTROLLER: &str = "deletion-queue";
-/// The longest wait after a lost event.
+/// Longest wait after a lost event.
 const TICK: Duration = Duration::from_secs(10);
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
 /// Age of a killed writer's temporary file.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
 /// Serves all records; returns how many stay.
-///
-/// # Errors
-/// The directory is unreadable.
 pub async fn drain(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueFailure> {
-    // Each record's delete is a separate operation.
     drain_once(life, cause).instrument(OpId::next(Kind::Drain).span()).await
 }
 
@@ -74,7 +70,6 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
     }
     wharf_crash::point("drain/after-list");
     let stay = serve(life, asked, cause).await;
-    // An operator removes files put aside.
     let aside = life.endpoints.deletions.blocking(Queue::aside).await?.len() as u64;
     life.endpoints.deletions.drained(&stay, unusable, aside);
     match problems.into_iter().next() {
@@ -84,12 +79,8 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
 }
 
 /// Serves an attachment's record before its create: it must not delete the new endpoint.
-///
-/// # Errors
-/// The delete did not finish.
 pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateCause> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
-    // One stat, on tmpfs.
     if !life.endpoints.deletions.queue.contains(network, container, ifname) {
         return Ok(());
     }
@@ -155,7 +146,7 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
 
 enum Found {
     Endpoint(Box<Handle>),
-    /// The recorded endpoint is gone; the interface has another.
+    /// The interface has another endpoint than the recorded one.
     Other,
     Nothing(Attachment),
 }
@@ -259,7 +250,6 @@ where
                 event = events.next() => match event {
                     Some(Ok(event)) => {
                         let mut gone = is_end(&event);
-                        // One drain serves all pending events.
                         while let Some(Some(more)) = events.next().now_or_never() {
                             gone |= is_end(&more.map_err(failed)?);
                         }

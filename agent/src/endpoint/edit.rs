@@ -1,4 +1,4 @@
-//! Changes of labels, policy enforcement, named ports and source prefixes, by clients and by the row of the pod.
+//! Changes of labels, policy enforcement, named ports and source prefixes, by clients and by the pod's row.
 
 use std::{collections::BTreeSet, net::IpAddr, time::Duration};
 
@@ -26,7 +26,7 @@ use crate::{
 const AGAIN: Duration = Duration::from_secs(5);
 
 impl EndpointTask {
-    /// Answers new labels and source prefixes after their build, other edits when the kernel has the policy rows.
+    /// Answers labels and source prefixes after their build, other edits when the kernel has the policy rows.
     pub(super) async fn on_edit(&mut self, edit: Edit, done: Done) {
         let builds = edit.labels.is_some() || edit.sources.is_some();
         match self.edit(edit).await {
@@ -35,14 +35,12 @@ impl EndpointTask {
         }
     }
 
-    /// Takes a row that has changed since the create or before the restart.
     pub(super) async fn catch_up(&mut self) {
         if self.take_pod_row().await.is_ok_and(|differs| differs) {
             self.transition(Event::BuildRequested(Level::Policy));
         }
     }
 
-    /// Answers after the build.
     pub(super) async fn on_pod_row(&mut self, done: Done) {
         match self.take_pod_row().await {
             Ok(false) if self.shared.read(|v| v.fsm.state) == State::Ready => drop(done.send(Ok(()))),
@@ -51,7 +49,7 @@ impl EndpointTask {
         }
     }
 
-    /// Takes labels and named ports of its pod's row; their build follows. False if unchanged. After an error, the
+    /// Takes labels and named ports, whose build follows. False if unchanged. After an error, the consumer of the feed
     /// consumer of the feed asks again.
     async fn take_pod_row(&mut self) -> Result<bool, CommandError> {
         let old = self.shared.read(|v| v.record.clone());
@@ -81,8 +79,8 @@ impl EndpointTask {
         self.replace(&old, record, of_policy, relabels).await
     }
 
-    /// The kernel may refuse rows of enforcement and ports (`of_policy`), so they precede the commit. Labels, the row
-    /// of the pod (`relabels`) and source prefixes precede their build, which is retried.
+    /// Enforcement and ports (`of_policy`) precede the commit, because the kernel may refuse their rows. Labels, the
+    /// pod's row (`relabels`) and source prefixes precede their build, which is retried.
     async fn replace(
         &mut self,
         old: &EndpointRecord,
@@ -152,13 +150,14 @@ impl EndpointTask {
         Ok(acquired.map_err(|_| CommandError::NoIdentity(identity::BOUND))??)
     }
 
-    /// When the present labels count as complete. With the cluster feed they do not: a policy may select by the others.
+    /// Time from which the present labels count as complete; never with the cluster feed, since a policy may select by
+    /// missing ones.
     pub(super) fn labels_due(&self) -> Option<Instant> {
         let awaits = self.shared.read(|v| v.record.awaits_labels && !self.life.endpoints.pods.expects_row(&v.record));
         awaits.then(|| Instant::now() + self.life.config.labels_timeout)
     }
 
-    /// The present labels are complete. Returns when to retry.
+    /// Returns when to retry.
     pub(super) async fn on_labels_due(&mut self) -> Option<Instant> {
         let record = self.shared.read(|v| v.record.clone());
         if !record.awaits_labels || self.cancel.is_cancelled() {

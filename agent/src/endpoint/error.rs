@@ -22,7 +22,7 @@ use crate::{
     proxy::ProxyError,
 };
 
-/// Failure of a removal.
+/// A failed removal.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RemoveError {
     /// A kernel call.
@@ -71,19 +71,19 @@ pub enum CreateCause {
     /// The memory limit.
     #[error(transparent)]
     Memory(#[from] NoRoom),
-    /// Too many wait.
+    /// Too many waiting creates.
     #[error("{} creates wait, and this one would wait about {} ms", .0.waiting, .0.predicted_wait_ms)]
     Overloaded(Refusal),
     /// The agent stops.
     #[error("the agent is stopping")]
     Stopping,
-    /// With `--pools-from-cluster`: why no container can have an address of this node.
+    /// Why no container can have an address of `--pools-from-cluster`.
     #[error("the node has no addresses for containers: {0}")]
     NoPools(String),
-    /// The deadline passed; `0` says when.
+    /// Deadline passed; `0` says when.
     #[error("{0}")]
     Deadline(&'static str),
-    /// The deadline passed before the first step.
+    /// Deadline passed before the first step.
     #[error("its namespace {} or the store did not answer before the deadline", .0.display())]
     NotBegun(PathBuf),
     /// A step overran its bound.
@@ -95,7 +95,7 @@ pub enum CreateCause {
     /// A queued delete of the last endpoint failed.
     #[error("a delete of the one before is still to be finished")]
     DeletePending,
-    /// The path is no container's network namespace.
+    /// Not a container's network namespace.
     #[error(transparent)]
     Netns(KernelError),
     /// A step's kernel call.
@@ -153,7 +153,7 @@ pub enum CreateCause {
         /// Cause.
         why: String,
     },
-    /// An address of another IPAM, in use here.
+    /// Another IPAM's address, in use here.
     #[error("the address {ip}, leased by {by}: {why}")]
     ExternalHeld {
         /// Plugin.

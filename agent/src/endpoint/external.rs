@@ -1,6 +1,4 @@
-//! Addresses that another IPAM leased.
-//!
-//! Agent and IPAM do not know each other's addresses.
+//! Addresses leased by another IPAM; agent and IPAM do not know each other's addresses.
 
 use std::net::IpAddr;
 
@@ -21,7 +19,7 @@ use crate::{
     node::{endpoints::Endpoints, sources},
 };
 
-/// Refuses addresses in use; the registry does so for endpoints.
+/// Refuses addresses in use, except by endpoints: the registry refuses those.
 pub(super) async fn check(
     endpoints: &Endpoints,
     addresses: &Addresses,
@@ -47,7 +45,6 @@ pub(super) async fn check(
         if let Some((id, _)) = sources::allowed_to(&endpoints.registry, *ip).first() {
             return Err(refused(*ip, format!("endpoint {id} may send from it, because it is in a source prefix")));
         }
-        // The link's plugin also made its routes.
         let External::Ipam { gateways, .. } = external else { continue };
         if !router {
             let family = if ip.is_ipv4() { "IPv4" } else { "IPv6" };
@@ -63,12 +60,11 @@ pub(super) async fn check(
     let networks =
         kernel.observe_networks_of(&spec.ips).await.map_err(|e| CreateCause::Kernel(CreateStep::Lease, e))?;
     for (ip, network) in spec.ips.iter().zip(networks) {
-        // Except the default route.
         let Some(network) = network.filter(|network| conflicts(&(*ip).into(), network)) else { continue };
         let is_free = match network.way {
             // The network behind a gateway may have this host; only the operator knows.
             Way::Gateway(_) | Way::Nowhere => true,
-            // The node could not reach this host on a link, unless it is the container.
+            // Unless it is the container, the node could not reach this host on a link.
             Way::OnLink { .. } => *external == External::Chain,
             Way::Address | Way::Local => false,
         };

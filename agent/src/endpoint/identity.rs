@@ -1,4 +1,4 @@
-//! An endpoint's identity, which may come from another machine.
+//! An endpoint's identity, possibly from another machine.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use wharf_core::{endpoint::EndpointRecord, identities::Identities, identity::Ide
 
 /// For new labels. API clients wait 30 s or more.
 pub const BOUND: Duration = Duration::from_secs(10);
-/// In a delete, and for each endpoint at a start.
+/// For a delete, and each endpoint at a start.
 const SHORT_BOUND: Duration = Duration::from_secs(1);
 
 /// Releases a reference.

@@ -38,7 +38,6 @@ pub async fn watch(life: Arc<Lifecycle>, kernel: Arc<LinuxKernel>) {
     }
 }
 
-/// `None` when the agent stops.
 async fn follow(life: &Arc<Lifecycle>, watch: &mut LinkWatch, relinks: &mut Relinks) -> Option<KernelError> {
     loop {
         let next = relinks.next();
@@ -56,7 +55,7 @@ async fn follow(life: &Arc<Lifecycle>, watch: &mut LinkWatch, relinks: &mut Reli
             },
             () = due => {
                 for link in relinks.take(Instant::now()) {
-                    // The call cannot be cancelled: a stop does not wait for it, others at most `LIMIT`.
+                    // The call cannot be cancelled. A stop does not wait for it, other callers at most `LIMIT`.
                     let restore = relink::restore(&*life.kernel, &life.endpoints.registry, link);
                     let restored = tokio::select! {
                         () = life.tasks.stop.cancelled() => return None,

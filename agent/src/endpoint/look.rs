@@ -1,4 +1,4 @@
-//! Compares an endpoint's kernel state with its record; a running build is no fault.
+//! Compares an endpoint's kernel state with its record.
 
 use std::{collections::BTreeSet, pin::pin, time::Duration};
 
@@ -18,7 +18,7 @@ use crate::node::{
 /// Result of a look.
 #[derive(Debug)]
 pub struct Look {
-    /// The endpoint beforehand.
+    /// The endpoint before the look.
     pub view: View,
     /// With notices.
     pub problems: Vec<Problem>,
@@ -27,9 +27,6 @@ pub struct Look {
 }
 
 /// Looks at one endpoint.
-///
-/// # Errors
-/// The kernel.
 pub async fn once(kernel: &dyn Kernel, handle: &Handle) -> Result<Look, KernelError> {
     let mut looks = each(kernel, std::slice::from_ref(handle)).await?;
     looks.pop().ok_or_else(|| KernelError {
@@ -41,16 +38,12 @@ pub async fn once(kernel: &dyn Kernel, handle: &Handle) -> Result<Look, KernelEr
 }
 
 /// Looks at several endpoints, in the order of `handles`.
-///
-/// # Errors
-/// The kernel.
 pub async fn each(kernel: &dyn Kernel, handles: &[Handle]) -> Result<Vec<Look>, KernelError> {
     let views: Vec<View> = handles.iter().map(|handle| handle.shared.view()).collect();
     let records: Vec<EndpointRecord> = views.iter().map(|view| view.record.clone()).collect();
     let found = kernel.observe_endpoints(&records).await?;
     let look = |((handle, view), found): ((&Handle, View), Vec<EndpointProblem>)| {
         let problems = joined(found).into_iter().map(|problem| Problem::Endpoint(handle.id, problem)).collect();
-        // A container that is gone has no builds.
         let quiet = view.is_settled() || handle.is_abandoned();
         let settled = quiet && handle.shared.read(|now| now.is_as(&view));
         Look { view, problems, settled }
@@ -59,9 +52,6 @@ pub async fn each(kernel: &dyn Kernel, handles: &[Handle]) -> Result<Vec<Look>, 
 }
 
 /// Endpoints whose link is gone.
-///
-/// # Errors
-/// The kernel.
 pub async fn unlinked(
     kernel: &dyn Kernel,
     jobs: &Jobs,
@@ -71,19 +61,15 @@ pub async fn unlinked(
     let handles: Vec<&Handle> = handles.iter().filter(|h| settled(h)).collect();
     let links: Vec<_> = handles.iter().map(|h| h.shared.read(|v| LinkRef::of(&v.record))).collect();
     let missing: BTreeSet<_> = kernel.observe_missing(&links).await?.into_iter().collect();
-    // A delete may have begun.
     Ok(handles.iter().filter(|h| missing.contains(&h.id) && settled(h)).map(|h| h.id).collect())
 }
 
 /// Looks until no build explains the problems, at most for `patience`.
-///
-/// # Errors
-/// The kernel.
 pub async fn settled(kernel: &dyn Kernel, handle: &Handle, patience: Duration) -> Result<Look, KernelError> {
     let until = Instant::now() + patience;
     loop {
         let mut changed = pin!(handle.shared.changed());
-        // Registered before the read, so that no change is missed.
+        // Before the read, so that no change is missed.
         changed.as_mut().enable();
         let look = once(kernel, handle).await?;
         if look.settled || verdict(&look.problems) == Verdict::Well || timeout_at(until, changed).await.is_err() {

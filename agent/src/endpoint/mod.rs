@@ -1,4 +1,4 @@
-//! Life of an endpoint: one task owns it and serves its mailbox. [`delete`] ends several endpoints in one transaction.
+//! Life of an endpoint: one task owns it and serves its mailbox. [`delete`] ends several in one transaction.
 
 pub mod abandoned;
 pub mod build;

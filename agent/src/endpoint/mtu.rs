@@ -1,4 +1,4 @@
-//! MTU of the node's links; endpoints follow it unless created with another.
+//! MTU of the node's links; endpoints created without an MTU follow it.
 
 use std::sync::Arc;
 
@@ -15,9 +15,6 @@ use crate::node::{
 pub const CONTROLLER: &str = "mtu";
 
 /// Derives new links' MTU from the uplinks; returns whether it changed.
-///
-/// # Errors
-/// The kernel; the MTU stays.
 pub async fn observe(network: &NodeNetwork) -> Result<bool, KernelError> {
     let (before, now) = network.observe_mtu().await?;
     if before != now {
@@ -29,7 +26,7 @@ pub async fn observe(network: &NodeNetwork) -> Result<bool, KernelError> {
 /// [`observe`], then applies the MTU to the router's pair and the endpoints that follow it.
 ///
 /// # Errors
-/// The uplinks are unreadable, or endpoints kept their MTU.
+/// Unreadable uplinks, or endpoints that kept their MTU.
 pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
     if observe(&life.network).await.map_err(|e| e.to_string())? {
         life.network.ensure_node().await.map_err(|e| e.to_string())?;

@@ -1,8 +1,7 @@
 //! Orphans: endpoints whose records were lost.
 //!
-//! Their containers run under policy, so they stay: ids reserved, addresses leased under the link's name. `wharf audit`
-//! shows them. The link's mark names the attachment, so the runtime's DEL removes an orphan; so does
-//! `wharf audit --repair`.
+//! Their containers run under policy, so they stay: ids reserved, addresses leased under the link's name. The runtime's
+//! DEL finds the attachment in the link's mark and removes the orphan; so does `wharf audit --repair`.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -45,7 +44,6 @@ pub async fn close(life: &Arc<Lifecycle>, dump: &KernelDump) {
         let (number, host) = (link.id.get(), link.host_ifname.clone());
         let rows = dump.endpoint_rows.iter().filter(|row| Some(row.ifindex) == link.host_ifindex);
         let rows = rows.map(|row| (row.address, row.epoch)).collect();
-        // An old closed link may name an id in use.
         let is_reused = registry.get(link.id).is_some()
             || dump.links.iter().filter_map(|l| parse_host_ifname(&l.name)).any(|(id, _)| id == link.id);
         let removed = match is_reused {
@@ -124,9 +122,9 @@ fn set_aside(orphans: &Aside<Orphan>, orphan: Orphan) {
 fn orphan(dump: &KernelDump, link: &LinkRow) -> Option<Orphan> {
     let (id, low) = parse_host_ifname(&link.name)?;
     let host_ifname = IfName::parse(&link.name).ok()?;
-    // The name does not prove that Wharf made the link. Earlier versions wrote marks without an owner.
+    // The name does not prove Wharf's link. Earlier versions wrote marks without an owner.
     let alias = link.alias.as_deref().filter(|alias| alias.starts_with(&format!("wharf:{id}:")))?;
-    // The alias may be foreign: id and epoch must match the link's name.
+    // A foreign alias: id and epoch must match the link's name.
     let mark = Mark::parse(alias);
     let mark = mark.filter(|m| m.id == id.get() && m.epoch & 0xffff_ffff == u64::from(low));
     let epoch = Epoch(mark.as_ref().map_or(u64::from(low), |m| m.epoch));
@@ -173,10 +171,7 @@ pub async fn remove(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
-/// Removes orphans without a link: no delete will come. One that cannot be removed keeps no other.
-///
-/// # Errors
-/// The first failure.
+/// Removes orphans without a link, which no delete will; continues after a failure and returns the first.
 pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
     if life.endpoints.leftovers.orphans.list().is_empty() {
         return Ok(());
@@ -196,10 +191,9 @@ pub async fn forget_gone(life: &Arc<Lifecycle>) -> Result<(), RemoveError> {
     result
 }
 
-/// Leases an address in memory; returns the store's change.
+/// Leases in memory; returns the store's change.
 fn hold(addresses: &Addresses, config: &AgentConfig, ip: IpAddr, link: &str) -> Option<Change> {
     let pool = config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip)));
-    // Another IPAM's address is in no pool.
     let pool = pool.map_or(&config.default_pool, |pool| &pool.name).clone();
     let owner = LeaseOwner::lost_record(link);
     let lease = Lease { ip, pool, owner, since_unix_ms: clock::unix_ms() };

@@ -1,8 +1,8 @@
 //! Records out of service.
 //!
-//! A record whose restore failed at three starts in a row keeps id, addresses and kernel objects, until a delete or
-//! `wharf audit --repair` removes it. An unreadable record's row stays until the third start, for an agent that can
-//! read it.
+//! A record whose restore failed at three starts in a row keeps id, addresses and kernel objects until a delete or
+//! `wharf audit --repair`. An unreadable record stays in the store until the third start, for an agent that can read
+//! it.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -86,7 +86,6 @@ pub async fn release(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr
     Ok(leases.iter().map(|l| l.ip).collect())
 }
 
-/// Kernel objects of an unreadable record.
 async fn remnant(kernel: &dyn Kernel, id: EndpointId) -> Result<Subject, RemoveError> {
     let bound = Duration::from_millis(DeleteStep::Detach.deadline_ms());
     let dump = timeout(bound, kernel.dump()).await.map_err(|_| KernelError {

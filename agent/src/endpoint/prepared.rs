@@ -1,7 +1,7 @@
 //! Program sets loaded ahead of need.
 //!
-//! Verifying an endpoint's three programs is the largest part of an ADD. Their constants are an id and a MAC pair,
-//! which the agent chooses, so a controller keeps loaded and pinned sets for creates.
+//! Verifying three programs is the largest part of an ADD. The agent chooses their constants, an id and a MAC pair, so
+//! a controller keeps pinned sets for creates.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -27,10 +27,7 @@ use crate::{
     },
 };
 
-/// Loads sets up to the target number.
-///
-/// # Errors
-/// A set does not load; others stay.
+/// Loads sets up to the target number; an error leaves the others.
 pub async fn refill(life: &Lifecycle) -> Result<(), LoadError> {
     let (endpoints, stop) = (&life.endpoints, &life.tasks.stop);
     loop {
@@ -47,8 +44,7 @@ pub async fn refill(life: &Lifecycle) -> Result<(), LoadError> {
     }
 }
 
-/// Waits for a moment without creates: verifying a set takes 3 ms of CPU time. At most a quarter of the target left
-/// ends the wait: creates would have to verify programs.
+/// Verifying a set takes 3 ms of CPU time. Ends at a quarter of the target, because creates would verify programs.
 async fn quiet(endpoints: &Endpoints, stop: &CancellationToken) {
     const QUIET: Duration = Duration::from_millis(50);
     loop {
@@ -80,16 +76,13 @@ pub enum LoadError {
     /// The kernel.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// The kernel, and the cleanup.
+    /// Kernel call and cleanup.
     #[error("{0}; and undoing it: {1} (it is tried again)")]
     NotUndone(JobError, JobError),
 }
 
 /// Loads a set under a new id. The caller keeps the guard until the set is in the table: the audit reports unexplained
-/// pins.
-///
-/// # Errors
-/// No id, or no programs; a failed cleanup is retried.
+/// pins. A failed cleanup is retried.
 pub async fn load(endpoints: &Endpoints, config: &AgentConfig) -> Result<Loaded, LoadError> {
     let id = endpoints.registry.take_id().ok_or(LoadError::NoId)?;
     let guard = endpoints.jobs.working_on(id);
@@ -116,7 +109,6 @@ pub async fn drain(endpoints: &Endpoints) {
         let Some(set) = endpoints.prepared.take() else { return };
         match endpoints.jobs.remove_programs(set.id).await {
             Ok(()) => endpoints.registry.free_id(set.id),
-            // The next start removes pins without a record.
             Err(error) => tracing::warn!(endpoint = set.id.get(), "unpin prepared programs: {error}"),
         }
     }

@@ -26,7 +26,7 @@ pub fn leases(record: &EndpointRecord) -> Vec<Lease> {
 pub fn removals(addresses: &Addresses, record: &EndpointRecord, release_ips: bool) -> Vec<Change> {
     let mut changes =
         vec![Change::RemoveEndpoint(record.id, record.epoch), Change::RemoveIntent(record.id, record.epoch)];
-    // The failure would count against the id's next endpoint.
+    // Otherwise it counts against the id's next endpoint.
     changes.push(Change::RemoveRestoreFailure(record.id));
     if release_ips {
         changes.extend(resting::changes_of(addresses, &leases(record)));

@@ -1,4 +1,4 @@
-//! Restores routes and IPv6 addresses, which the kernel removes when a container's interface is down.
+//! Restores routes and IPv6 addresses, which the kernel removes from a container's interface that goes down.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -26,10 +26,10 @@ use crate::{
     },
 };
 
-/// Delay of a look: several toggles cause one.
+/// Joins several toggles into one look.
 const SETTLE: Duration = Duration::from_millis(200);
-/// Minimum between two looks at a link. Doubles up to [`MAX_PACE`] while the container toggles its interface: a look
-/// may cost a regeneration and a log line.
+/// Minimum between looks at a link, which may regenerate and log. Doubles up to [`MAX_PACE`] while the container
+/// toggles its interface.
 const PACE: Duration = Duration::from_secs(10);
 const MAX_PACE: Duration = Duration::from_secs(80);
 /// Bound of a look.
@@ -39,7 +39,7 @@ pub const LIMIT: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub struct Relinks {
     due: BTreeMap<IfIndex, Instant>,
-    /// Last look, and minimum time until the next.
+    /// With the minimum time until the next.
     looked: BTreeMap<IfIndex, (Instant, Duration)>,
 }
 
@@ -81,9 +81,6 @@ impl Relinks {
 }
 
 /// Regenerates the link's endpoint if something is missing. False: busy, look again.
-///
-/// # Errors
-/// The kernel.
 pub async fn restore(kernel: &dyn Kernel, registry: &Registry, link: IfIndex) -> Result<bool, KernelError> {
     let of_link = |handle: &Handle| handle.shared.read(|v| v.record.host_ifindex == link);
     let Some(handle) = registry.list().into_iter().find(of_link) else { return Ok(true) };

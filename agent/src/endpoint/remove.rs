@@ -1,4 +1,4 @@
-//! Removes an endpoint from kernel and proxy, for deletes, undos and endpoints without a readable record.
+//! Removes an endpoint from kernel and proxy.
 
 use std::{
     net::IpAddr,
@@ -72,8 +72,8 @@ impl Subject {
     }
 }
 
-/// Phase one: runs all steps of [`DeleteStep::REMOVAL`], also after a failure. `begins` and `ended` watch each step.
-/// Returns the release of the links, unless they are still in look-ups.
+/// Runs all steps of [`DeleteStep::REMOVAL`], also after a failure. Returns the release of the links, unless they are
+/// still in look-ups.
 pub async fn teardown(
     life: &Arc<Lifecycle>,
     subject: &Subject,
@@ -95,7 +95,7 @@ pub async fn teardown(
     release
 }
 
-/// [`teardown`], and waits for the kernel to release the links.
+/// [`teardown`], then the kernel's release of the links.
 ///
 /// # Errors
 /// Failed steps that must succeed.
@@ -114,10 +114,7 @@ pub async fn all(life: &Arc<Lifecycle>, subject: &Subject) -> Result<(), RemoveE
     if left.is_empty() { Ok(()) } else { Err(RemoveError::Removal(left)) }
 }
 
-/// Runs one bounded step; others than [`DeleteStep::REMOVAL`] do nothing.
-///
-/// # Errors
-/// A failure or timeout.
+/// Runs one bounded step of [`DeleteStep::REMOVAL`]; other steps do nothing.
 pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) -> Result<(), RemoveError> {
     let jobs = &life.endpoints.jobs;
     let (id, name, links) = (subject.id(), step.name(), subject.links());
@@ -174,9 +171,6 @@ pub async fn step(life: &Arc<Lifecycle>, subject: &Subject, step: DeleteStep) ->
 
 /// Removes links from every look-up, then policy rows: without rows, attached programs accept everything. The kernel
 /// releases the links later.
-///
-/// # Errors
-/// A failure or timeout.
 pub async fn unlist(jobs: &Arc<Jobs>, policy: &Policy, subject: &Subject) -> Result<Release, RemoveError> {
     let (id, step, links) = (subject.id(), DeleteStep::RemoveLink, subject.links());
     let call = move |k: Arc<dyn Kernel>| async move {
@@ -202,9 +196,6 @@ async fn remove_policy(policy: &Policy, id: EndpointId, epochs: Vec<Epoch>) {
 }
 
 /// Undoes a create's changes to another plugin's link, then removes policy rows.
-///
-/// # Errors
-/// A failure or timeout.
 pub async fn restore_link(
     jobs: &Arc<Jobs>,
     policy: &Policy,
@@ -219,15 +210,12 @@ pub async fn restore_link(
 }
 
 /// Waits for the kernel to release links.
-///
-/// # Errors
-/// A refusal or timeout.
 pub async fn await_kernel(release: &Release) -> Result<(), RemoveError> {
     let bound = Duration::from_millis(DeleteStep::AwaitKernel.deadline_ms());
     Ok(timeout(bound, release.clone()).await.map_err(|_| RemoveError::NoAnswer(bound))??)
 }
 
-/// Waits concurrently. A dropped wait counts as timed out.
+/// A dropped wait counts as timed out.
 async fn await_proxy(proxy: &Proxy, subject: &Subject) -> Result<(), RemoveError> {
     struct Pending<'a> {
         counters: &'a Proxy,

@@ -45,13 +45,13 @@ pub struct CreateSpec {
     pub attachment: Attachment,
     /// Network namespace.
     pub netns: PathBuf,
-    /// The default if absent.
+    /// Default pool if absent.
     pub pool: Option<PoolName>,
     /// In bytes.
     pub mtu: Option<u32>,
     /// Requested MAC.
     pub mac: Option<MacAddr>,
-    /// At most one of each family.
+    /// At most one per family.
     pub ips: Vec<IpAddr>,
     /// Labels.
     pub labels: std::collections::BTreeSet<Label>,
@@ -63,13 +63,13 @@ pub struct CreateSpec {
     pub runtime: Option<RuntimeName>,
     /// Ports to publish.
     pub ports: Vec<PublishedPort>,
-    /// The pool's if absent.
+    /// The pool's setting if absent.
     pub masquerade: Option<bool>,
     /// Limits.
     pub bandwidth: Bandwidth,
     /// Sources besides its addresses.
     pub sources: SourcePrefixes,
-    /// Who leased the addresses, if not the agent.
+    /// Lessor of the addresses, if not the agent.
     pub external: Option<External>,
     /// Destinations by its gateways; everything if absent.
     pub routes: Option<Vec<ContainerRoute>>,
@@ -77,14 +77,14 @@ pub struct CreateSpec {
     pub deadline: Instant,
 }
 
-/// Who leased addresses outside the agent.
+/// Lessor of addresses outside the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum External {
     /// A plugin.
     Ipam {
         /// Type.
         plugin: String,
-        /// At most one of each family.
+        /// At most one per family.
         gateways: Vec<IpAddr>,
     },
     /// The interface's plugin.
@@ -165,8 +165,8 @@ pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<
         || if prepared { life.endpoints.prepared.give_back(set) } else { life.endpoints.registry.free_id(set.id) };
     let (gateway4, gateway6) = {
         let ipam = lock(&life.network.addresses.ipam);
-        // Families of caller-leased addresses are known now, others after the lease. Another plugin's link keeps
-        // its gateways.
+        // Families of caller-leased addresses are known now, others after the lease. Another plugin's link keeps its
+        // gateways.
         let speaks = |known: bool| plugin.is_none() && (known || ip_owner == IpOwner::Endpoint);
         (
             ipam.router4().filter(|_| speaks(requested.0.is_some())),
@@ -299,11 +299,9 @@ async fn may_publish(
 
 type AddressPair = (Option<std::net::Ipv4Addr>, Option<std::net::Ipv6Addr>);
 
-/// Owner of the requested addresses, and the addresses if the caller leased them.
 fn requested_addresses(ipam: &Ipam, spec: &CreateSpec) -> Result<(IpOwner, AddressPair), CreateCause> {
-    // The health endpoint's leases stay reserved during a relaunch.
+    // Also reserved during a relaunch of the health endpoint.
     let fits = |owner: &LeaseOwner| !health::holds(owner) || health::is_reserved(&spec.attachment);
-    // The lease step may take over a kept lease.
     let lent = |owner: &LeaseOwner| matches!(owner, LeaseOwner::Caller { .. }) && owner.kept().is_none();
     let by_caller = |ip: &IpAddr| ipam.get(*ip).is_some_and(|l| lent(&l.owner) && fits(&l.owner));
     let leased = spec.ips.iter().filter(|ip| by_caller(ip)).count();
@@ -322,7 +320,7 @@ fn pair(ips: &[IpAddr]) -> AddressPair {
     (v4, v6)
 }
 
-/// Refuses other gateways: only the endpoint's answers on its link.
+/// Only the endpoint's gateway answers on its link.
 fn routes_fit(routes: &Option<Vec<ContainerRoute>>, record: &EndpointRecord) -> Result<(), CreateCause> {
     for route in routes.iter().flatten() {
         if let (Some(asked), Some(gateway)) = (route.gw, record.gateway_of(route.dst.addr()))

@@ -10,15 +10,12 @@ use crate::{
 /// Interval of [`resume`]; clients retry sooner.
 pub const INTERVAL: Duration = Duration::from_secs(30);
 
-/// Deletes and undos that failed again.
+/// Operations that failed again.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("deletes and undos that cannot finish: {}", .0.join("; "))]
 pub struct Unfinished(Vec<String>);
 
 /// Resumes deletes and undos, unless their id is in flight.
-///
-/// # Errors
-/// Deletes and undos that failed again.
 pub async fn resume(life: &Arc<Lifecycle>) -> Result<(), Unfinished> {
     let busy = life.endpoints.jobs.in_flight();
     // Only deletes cancel, even if the mailbox is full.

@@ -47,16 +47,14 @@ pub(super) const POD_ROW: (&str, &str) =
 pub struct EndpointTask {
     /// Shared part of the agent.
     pub life: Arc<Lifecycle>,
-    /// For other tasks.
+    /// State for other tasks.
     pub shared: Arc<Shared>,
     /// Set by a delete.
     pub cancel: CancellationToken,
     /// From a prepared set.
     pub prepared: bool,
-    /// Set of a create that failed before its first step.
     unused: Option<ProgramSet>,
     left: Vec<StepError>,
-    /// A failed undo, which keeps the id.
     remains: Option<Remains>,
     /// After a restart: keeps programs that equal the desired ones.
     pub keep_programs: bool,
@@ -94,7 +92,7 @@ impl EndpointTask {
         self.handle.clone()
     }
 
-    /// Runs the actions of a state change. A rejected transition is counted and logged.
+    /// Runs the actions of a state change; counts and logs a rejected transition.
     pub fn transition(&mut self, event: Event) -> bool {
         let now = clock::monotonic_ms();
         let step = self.shared.read(|v| v.fsm.step_with_jitter(event, now, rand::random()));
@@ -149,7 +147,7 @@ impl EndpointTask {
                 match queued {
                     Some((_, not_before)) => {
                         tokio::time::sleep_until(not_before).await;
-                        // Here, so that the task answers commands meanwhile.
+                        // Here, so that the task still answers commands.
                         life.policy.started().await;
                         life.endpoints.admission.build_permits.acquire().await
                     }
@@ -186,7 +184,6 @@ impl EndpointTask {
         let started = Instant::now();
         let run = life.tasks.controllers.begin_for(self.handle.id, REGENERATION);
         let result = build::build(&life, &self.shared, &self.cancel, level, self.keep_programs).await;
-        // Later builds are repairs or requests.
         self.keep_programs = false;
         life.telemetry.metrics.regeneration(level, started.elapsed(), result.is_ok());
         if result.is_ok() || !self.cancel.is_cancelled() {
@@ -234,7 +231,6 @@ impl EndpointTask {
         }
     }
 
-    /// Whether the task ends.
     async fn on_command(&mut self, command: Command) -> bool {
         match command {
             Command::Regenerate(level, done) => {
@@ -277,7 +273,6 @@ impl EndpointTask {
         false
     }
 
-    /// Waits for the DEL.
     fn abandon(&mut self) {
         let state = self.shared.read(|v| v.fsm.state);
         if self.cancel.is_cancelled() || state == State::Disconnecting || !self.transition(Event::NetnsGone) {
@@ -310,7 +305,7 @@ impl EndpointTask {
         }
     }
 
-    /// The record's MTU shows whether the container changed it, so the link's comes first.
+    /// The link's MTU first: the record's shows whether the container changed it.
     async fn set_mtu(&mut self, mtu: u32) -> Result<(), CommandError> {
         let state = self.shared.read(|v| v.fsm.state);
         if state == State::Disconnecting || state.is_terminal() {

@@ -25,7 +25,6 @@ use crate::{
 
 struct Undone {
     failed: Vec<(UndoStep, RemoveError)>,
-    /// The store has no intent.
     closed: bool,
 }
 
@@ -69,9 +68,6 @@ pub(super) async fn undo(
 }
 
 /// Retries failed steps; returns the released addresses.
-///
-/// # Errors
-/// Steps that failed again; `remains` has them.
 pub(crate) async fn again(life: &Arc<Lifecycle>, remains: &mut Remains) -> Result<Vec<IpAddr>, RemoveError> {
     let undone = run(life, &remains.shared, &remains.undos).await;
     if !undone.failed.is_empty() {
@@ -83,7 +79,6 @@ pub(crate) async fn again(life: &Arc<Lifecycle>, remains: &mut Remains) -> Resul
     Ok(remains.shared.read(|v| v.record.addresses().filter(|ip| is_free(ip, &v.taken_over)).collect()))
 }
 
-/// Failed steps that must succeed, and the steps that require them.
 fn remains(shared: &Arc<Shared>, undos: &[UndoStep], failed: &[(UndoStep, RemoveError)]) -> Remains {
     let waits = |undo: &UndoStep| matches!(undo, UndoStep::ReleaseLeases | UndoStep::CloseIntent);
     let is_left = |undo: &&UndoStep| waits(undo) || failed.iter().any(|(f, _)| f == *undo && f.must_succeed());
@@ -155,7 +150,7 @@ async fn take_back(
             resting::in_memory(&life.network.addresses, &leases(record));
             Ok(())
         }
-        // Leased while a kernel object may use the address.
+        // A kernel object may still use the address.
         UndoStep::ReleaseLeases => Ok(()),
         UndoStep::CloseIntent => {
             let ended = timeline::create_failed(shared);

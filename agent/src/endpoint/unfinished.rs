@@ -53,7 +53,7 @@ pub async fn finish(life: &Arc<Lifecycle>, id: EndpointId) -> Result<Vec<IpAddr>
     Ok(released)
 }
 
-/// An undo in work. It stays in the table meanwhile, so that a delete does not release its leases.
+/// Stays in the table during the work, so that no delete releases its leases.
 struct Work<'a> {
     endpoints: &'a Endpoints,
     id: EndpointId,

@@ -1,6 +1,4 @@
-//! Deletes of attachments without an endpoint in the registry.
-//!
-//! They succeed, and remove leftovers that no other delete removes.
+//! Deletes without an endpoint in the registry succeed, and remove leftovers.
 
 use std::{net::IpAddr, sync::Arc};
 

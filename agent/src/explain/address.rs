@@ -1,4 +1,4 @@
-//! Addresses without an endpoint.
+//! Explains addresses without an endpoint.
 
 use std::net::IpAddr;
 
@@ -20,7 +20,6 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
     cidr.max_prefix_len() - cidr.prefix_len() > 1 && (ip == cidr.network() || ip.is_ipv4() && ip == cidr.broadcast())
 }
 
-/// A container of another node, or a node.
 fn of_cluster(cluster: &Cluster, own: &str, ip: IpAddr) -> Option<String> {
     if let Some((pod, has_namespace)) = cluster.feed().and_then(|feed| feed.owner_of(ip))
         && !pod.is_of(own)

@@ -1,4 +1,4 @@
-//! The summary sentence of an explanation. Pure.
+//! The summary sentence of an explanation.
 
 use wharf_api::{EndpointState, Health};
 use wharf_core::{
@@ -14,11 +14,8 @@ pub(super) struct Known<'a> {
     pub(super) state: EndpointState,
     pub(super) since_unix_ms: u64,
     pub(super) phase: &'a str,
-    /// Cause and end of a wait.
     pub(super) waits: (&'a str, &'a str),
-    /// Of a build, or of the running delete.
     pub(super) last_error: Option<&'a str>,
-    /// Includes notices.
     pub(super) kernel: Result<&'a [Problem], &'a Unknown>,
     /// Drops for a foreign source address or MAC, by reason.
     pub(super) in_anothers_name: &'a [(String, u64)],
@@ -72,7 +69,6 @@ pub(super) fn conclude(k: &Known<'_>) -> (Health, String) {
     (health, sentence)
 }
 
-/// `None`: no problem.
 fn found<'a>(k: &Known<'a>) -> Result<Option<(Health, String)>, &'a Unknown> {
     let problems = k.kernel?;
     let Some(worst) = worst(problems) else { return Ok(None) };
@@ -92,7 +88,6 @@ fn worst(problems: &[Problem]) -> Option<&Problem> {
     problems.iter().find(|p| p.verdict() == verdict && verdict > Verdict::Well)
 }
 
-/// `None`: no action needed.
 #[must_use]
 pub(super) fn what_to_do(k: &Known<'_>, id: EndpointId) -> Option<String> {
     let found = k.kernel.ok().and_then(worst);
@@ -260,7 +255,6 @@ mod tests {
         let told = |known: &Known<'_>| what_to_do(known, id).unwrap_or_default();
         assert_eq!(told(&ready()), "");
         assert_eq!(told(&Known { kernel: Ok(&[row()]), ..ready() }), row().remedy());
-        // The worst problem wins.
         let own = Problem::Endpoint(id, EndpointProblem::LinkDown { side: Side::Container, name: "eth0".to_owned() });
         let both = [own.clone(), row()];
         assert_eq!(told(&Known { kernel: Ok(&both), ..ready() }), row().remedy());

@@ -79,7 +79,7 @@ pub(super) async fn left_in_kernel(
     attachment: &Attachment,
 ) -> KernelLook {
     let kernel = Arc::clone(&node.life.kernel);
-    // Before and after: a job or a prepared program set may reuse the id meanwhile.
+    // Before and after: a job or prepared program set may reuse the id meanwhile.
     let is_others = || match node.life.endpoints.registry.get(id) {
         Some(there) => there.epoch != epoch,
         None => node.life.endpoints.jobs.is_in_flight(id) || node.life.endpoints.prepared.ids().contains(&id),
@@ -94,7 +94,7 @@ pub(super) async fn left_in_kernel(
     }
 }
 
-/// Links and rows carry the epoch; pins and slots may be another endpoint's.
+/// Only links and rows carry the epoch; pins and slots may be another endpoint's.
 fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &Attachment) -> Vec<Finding> {
     let finding = |object: &str, subject: String| Finding {
         object: object.to_owned(),
@@ -119,7 +119,6 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
     left
 }
 
-/// `found` has exactly one.
 pub(super) async fn out_of_service(node: &Arc<Node>, found: &Found) -> Explanation {
     if let Some(orphan) = found.orphans.first() {
         let summary = "its record was lost with a damaged store: its container has its network as before, and its DEL takes \

@@ -37,21 +37,18 @@ pub enum Subject {
 const FORMS: &str = "it is an endpoint's number, an address, a sandbox's name, a container id or the beginning of one \
     (with /INTERFACE if it has several), pod-name:[NAMESPACE/]NAME, or the name of a link (wh...)";
 
-/// Why a query is rejected; its first characters.
+/// Why a query is rejected, with its first characters.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SubjectError {
     /// Empty or too long.
     #[error("read subject {0:?}: it must have 1 to {MAX_SUBJECT} bytes; {FORMS}")]
     Length(String),
-    /// No known form, and why.
+    /// Unknown form, and why.
     #[error("read subject {0:?}: {1}; {FORMS}")]
     Form(String, &'static str),
 }
 
 /// Parses a query.
-///
-/// # Errors
-/// No known form.
 pub fn parse(text: &str) -> Result<Subject, SubjectError> {
     let shown = || text.chars().take(80).collect();
     let bad = |why| Err(SubjectError::Form(shown(), why));
@@ -64,7 +61,6 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
     if let Ok(ip) = text.parse::<IpAddr>() {
         return Ok(Subject::Address(ip));
     }
-    // As in CNI results.
     if let Some(Ok(ip)) = text.strip_suffix("/32").or(text.strip_suffix("/128")).map(str::parse::<IpAddr>) {
         return Ok(Subject::Address(ip));
     }
@@ -100,7 +96,6 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
             None if !rest.is_empty() => Ok(Subject::Pod(None, rest.to_owned())),
             _ => bad("the pod's name is missing"),
         },
-        // NETWORK/CONTAINER:INTERFACE, as in messages.
         _ if !prefix.is_empty() => match prefix.split_once('/') {
             Some((_, id)) => container(id, Some(rest)),
             None => bad("that prefix is not known"),
@@ -116,9 +111,7 @@ pub fn parse(text: &str) -> Result<Subject, SubjectError> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Fit {
     Beginning,
-    /// Whole name of a pod or sandbox.
     Name,
-    /// Whole id or address.
     Whole,
 }
 
@@ -126,7 +119,7 @@ fn fit_container(container: &ContainerId, text: &str) -> Option<Fit> {
     match container.as_str() {
         whole if whole == text => Some(Fit::Whole),
         _ if container.sandbox_name() == Some(text) => Some(Fit::Name),
-        // The beginning of a sandbox's name does not match.
+        // A sandbox's name must be whole.
         longer if longer.starts_with(text) && container.sandbox_name().is_none_or(|name| text.len() > name.len()) => {
             Some(Fit::Beginning)
         }
@@ -208,7 +201,7 @@ pub fn deletion<'a>(records: &'a [Deletion], subject: &Subject) -> Option<&'a De
     of_interface.filter_map(|d| fit(d).map(|fit| (fit, d))).max_by_key(|(fit, _)| *fit).map(|(_, d)| d)
 }
 
-/// Best matches of all kinds, from memory only. A whole name, even of an ended life, wins over longer ones.
+/// Best matches of all kinds, from memory. A whole name, even of an ended life, wins over longer ones.
 #[must_use]
 pub fn find(endpoints: &Endpoints, addresses: &Addresses, subject: &Subject) -> Found {
     let living = fitting(&endpoints.registry, subject);
@@ -265,7 +258,7 @@ fn best_of<T>(best: Option<Fit>, all: Vec<(Fit, T)>) -> Vec<T> {
     all.into_iter().filter(|(fit, _)| Some(*fit) == best).map(|(_, t)| t).collect()
 }
 
-/// Similar names, the most similar first.
+/// Similar names, most similar first.
 #[must_use]
 pub fn near(registry: &Registry, subject: &Subject, most: usize) -> Vec<(String, String)> {
     let mut ranked: Vec<(usize, String, String)> = Vec::new();
@@ -326,7 +319,6 @@ mod tests {
         assert_eq!(fit("web-0a1b2c3d", "web-0a1b2c3d"), Some(Fit::Whole));
         assert_eq!(fit("web-0a1b2c3d", "web-0a"), Some(Fit::Beginning));
         assert_eq!(fit("web-0a1b2c3d", "b-0a"), None);
-        // Ids of other runtimes.
         assert_eq!(fit("web-1", "web"), Some(Fit::Beginning));
         assert_eq!(fit("web-0A1B2C3D", "web"), Some(Fit::Beginning));
         let all = vec![(Fit::Beginning, "web2"), (Fit::Name, "web")];

@@ -1,4 +1,4 @@
-//! The health endpoint's addresses, in `<state-dir>/health.json`, which survives a reboot.
+//! The health endpoint's addresses, kept over a reboot in `<state-dir>/health.json`.
 //!
 //! A caller name owns the leases, so a delete keeps them. They are claimed before the agent serves.
 
@@ -55,7 +55,7 @@ fn path(config: &AgentConfig) -> PathBuf {
     config.state_dir.join("health.json")
 }
 
-/// Releases the leases when the health endpoint is turned off; the file stays.
+/// Releases the leases of a disabled health endpoint; the file stays.
 pub(super) async fn let_go(addresses: &Addresses) -> Result<(), HealthError> {
     let leases = lock(&addresses.ipam).owned_by(holds);
     if leases.is_empty() {
@@ -64,9 +64,8 @@ pub(super) async fn let_go(addresses: &Addresses) -> Result<(), HealthError> {
     resting::release(addresses, &leases, Vec::new()).await.map_err(|e| HealthError::Store("give its addresses back", e))
 }
 
-/// Leases an address of each family, the kept one if possible.
+/// The kept addresses if possible.
 pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept, HealthError> {
-    // A lost or out-of-service record may have the addresses.
     if let Ok(attachment) = health::attachment() {
         for error in unknown::remove(life, &aside::Wanted::of(&attachment)).await.errors {
             tracing::warn!(step = error.step, "take away what is left of the health endpoint: {}", error.message);
@@ -113,7 +112,6 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
             IpAddr::V6(ip) => got.ipv6 = Some(ip),
         }
     }
-    // From before a change of the file.
     let mut stale = lock(&addresses.ipam).owned_by(holds);
     stale.retain(|lease| !got.addresses().contains(&lease.ip));
     let puts = new.into_iter().map(Change::PutLease).collect();
@@ -133,7 +131,7 @@ pub(super) async fn lease(life: &Arc<Lifecycle>, health: &Health) -> Result<Kept
     Ok(got)
 }
 
-/// Leases a previous address of a pool, even while it rests: it had no other owner.
+/// Also while it rests: it had no other owner.
 fn claim(addresses: &Addresses, config: &AgentConfig, ip: IpAddr) -> Result<Lease, IpamError> {
     let pool = pool_of(config, ip);
     let in_a_pool = pool.is_some();
@@ -151,7 +149,6 @@ fn pool_of(config: &AgentConfig, ip: IpAddr) -> Option<PoolName> {
     config.pools.iter().find(|p| p.cidrs.iter().any(|c| c.contains(&ip))).map(|p| p.name.clone())
 }
 
-/// If the file has none.
 fn held(addresses: &Addresses, config: &AgentConfig, v6: bool) -> Option<IpAddr> {
     let leases = lock(&addresses.ipam).owned_by(holds);
     leases.into_iter().map(|l| l.ip).find(|ip| ip.is_ipv6() == v6 && pool_of(config, *ip).is_some())

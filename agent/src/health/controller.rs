@@ -60,7 +60,6 @@ struct Controller<H: Host> {
     host: H,
     attachment: Attachment,
     running: Option<Running<H::Process>>,
-    /// Launches since the last successful round, for the backoff.
     fruitless: u32,
     not_before: Instant,
     last_error: String,
@@ -86,7 +85,7 @@ pub async fn run(life: Arc<Lifecycle>, health: Arc<Health>, host: impl Host) {
     controller.shut_down().await;
 }
 
-/// The first launch must not occupy the verifier while a create may need it.
+/// The first launch must not use the verifier while a create may need it.
 async fn await_prepared(prepared: &Prepared, stop: &CancellationToken) {
     let ready = async {
         while prepared.fill().0 == 0 && prepared.fill().1 > 0 {
@@ -95,7 +94,6 @@ async fn await_prepared(prepared: &Prepared, stop: &CancellationToken) {
     };
     tokio::select! {
         () = stop.cancelled() => {}
-        // The launch then loads its programs.
         _ = timeout(PREPARED_BOUND, ready) => {}
     }
 }
@@ -120,7 +118,6 @@ impl<H: Host> Controller<H> {
             self.life.tasks.controllers.plan(CONTROLLER, interval, wait);
             let ended = async {
                 match &self.running {
-                    // The next round examines the endpoint.
                     Some(running) => drop(running.process.ended().wait_for(Option::is_some).await),
                     None => std::future::pending().await,
                 }
@@ -176,7 +173,7 @@ impl<H: Host> Controller<H> {
                 match problems.iter().find(|p| p.is_of_a_lost_link()) {
                     Some(lost) => Look::Gone(words(lost)),
                     None => {
-                        // A foreign route shadows the endpoint's: a relaunch would not help.
+                        // A relaunch would not help against a foreign route.
                         let own = |p: &&EndpointProblem| !matches!(p, EndpointProblem::NodeRouteShadowed { .. });
                         Look::There(Some(problems.iter().filter(own).map(words).collect()))
                     }
@@ -230,7 +227,6 @@ impl<H: Host> Controller<H> {
             }
             Verdict::Wait(_) | Verdict::Foreign(_) => Err(HealthError::Down(message)),
             Verdict::Relaunch(why) => {
-                // Only the first relaunch is immediate.
                 if self.fruitless > 0 && Instant::now() < self.not_before {
                     return Err(HealthError::Down(message));
                 }
@@ -241,7 +237,6 @@ impl<H: Host> Controller<H> {
         }
     }
 
-    /// Keeps the addresses.
     async fn take_down(&mut self, why: String) {
         let Some(running) = self.running.take() else { return };
         let id = running.handle.id;
@@ -316,7 +311,6 @@ impl<H: Host> Controller<H> {
 
     async fn try_launch(&self) -> Result<Running<H::Process>, HealthError> {
         let life = &self.life;
-        // From an earlier agent, or a failed launch.
         let old = || life.endpoints.registry.by_interface(&self.attachment.container_id, &self.attachment.ifname);
         if let Some(old) = old() {
             self.remove(old).await;

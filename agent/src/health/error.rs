@@ -19,7 +19,7 @@ pub enum HealthError {
     /// The lease has no address.
     #[error("lease its addresses: none was given")]
     NoAddress,
-    /// Process or thread cannot be started, or read from.
+    /// Process or thread cannot be started or read.
     #[error("{0}: {1}")]
     Io(&'static str, #[source] io::Error),
     /// The start message was not sent; result of the kill.
@@ -40,7 +40,7 @@ pub enum HealthError {
     /// Deleted right after its create.
     #[error("its endpoint was deleted at once")]
     Deleted,
-    /// Its pid was reused: the namespace is another process's.
+    /// Its pid was reused by another process.
     #[error("its process ended, and its number became another's")]
     AnotherProcess,
     /// The agent stops.

@@ -44,7 +44,7 @@ pub trait Responder: Send + Sync + 'static {
     fn end(self) -> impl Future<Output = ()> + Send;
 }
 
-/// Runs the agent's binary, and sends real probes.
+/// Runs the agent's binary and sends real probes.
 #[derive(Debug, Clone, Copy)]
 pub struct ThisHost;
 

@@ -1,4 +1,4 @@
-//! The verdict on a round of probes. Pure.
+//! The verdict on a round of probes.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -11,21 +11,18 @@ pub(super) const PATIENCE: u64 = 3;
 pub(super) enum Verdict {
     Well,
     Wait(String),
-    /// Another responder has the address; a relaunch would not help.
+    /// A relaunch would not help: another responder has the address.
     Foreign(String),
     Relaunch(String),
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Judge {
-    /// Since the last successful round.
     pub(super) failed: u64,
-    /// In a row, and a relaunch may help.
     due: u64,
 }
 
 impl Judge {
-    /// `amiss`: kernel findings, if observed.
     pub(super) fn round(&mut self, probed: &[Probed], amiss: Option<&[String]>) -> Verdict {
         let failures: Vec<String> = probed.iter().filter_map(Probed::failure).collect();
         if failures.is_empty() {
@@ -37,7 +34,7 @@ impl Judge {
         let foreign = |p: &&Probed| matches!(p.outcome, Outcome::WrongAnswer(_));
         let strangers: BTreeSet<IpAddr> = probed.iter().filter(foreign).map(|p| p.address).collect();
         let silent = probed.iter().any(|p| p.failure().is_some() && !strangers.contains(&p.address));
-        // Intact kernel objects: a relaunch would change nothing.
+        // A relaunch would change nothing: kernel objects are intact.
         let is_behind = amiss.is_some_and(<[String]>::is_empty);
         if !strangers.is_empty() && !silent && is_behind {
             self.due = 0;

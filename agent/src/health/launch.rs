@@ -1,4 +1,4 @@
-//! The handle to the health endpoint's process. A dedicated thread starts it: the kernel kills it when that thread ends
+//! The health endpoint's process. A dedicated thread starts it: the kernel kills the process when that thread ends
 //! (`PR_SET_PDEATHSIG`), and pool threads end when idle.
 
 use std::{
@@ -35,7 +35,6 @@ use super::{
     server::{Hello, MAX_LINE, MODE, READY},
 };
 
-/// Listening takes milliseconds.
 const READY_BOUND: Duration = Duration::from_secs(10);
 const END_BOUND: Duration = Duration::from_secs(5);
 
@@ -50,7 +49,6 @@ type Reapable = Arc<Mutex<Option<Child>>>;
 pub struct Process {
     pid: u32,
     nonce: String,
-    /// Device and inode.
     netns: (u64, u64),
     child: Reapable,
     ended: watch::Receiver<Option<String>>,
@@ -174,7 +172,8 @@ fn tend(
 
 fn start(hello: &str) -> Result<(u32, ChildStdout, Reapable), HealthError> {
     let mut command = Command::new(PROGRAM);
-    // Containers reach the process: it must not know the environment. The terminal's interrupts must not reach it.
+    // Containers reach the process: it must not know the environment. A separate process group avoids the terminal's
+    // interrupts.
     command.arg0("wharf-agent").arg(MODE).env_clear().current_dir("/").process_group(0);
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::inherit());
     let mut child = command.spawn().map_err(|e| HealthError::Io("start its process", e))?;

@@ -1,8 +1,7 @@
-//! Probes of the other nodes of the cluster and of their health endpoints.
+//! Probes of the cluster's other nodes and their health endpoints.
 //!
-//! A sweep probes each other node once and spreads the starts over the interval. The nodes of a sweep, the rate of the
-//! starts and the nodes that are probed at once are bounded. With more nodes, the next sweep continues where the last
-//! one ended.
+//! A sweep probes each node once, with starts spread over the interval. Nodes per sweep, start rate and concurrent
+//! nodes are bounded; with more nodes, the next sweep continues.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -37,25 +36,23 @@ use crate::{
 };
 
 const CONTROLLER: &str = "health-mesh";
-/// Nodes of a sweep.
+/// Nodes per sweep.
 const MAX_OF_SWEEP: u32 = 500;
-/// Shortest time between the starts of two nodes.
+/// Minimum between the starts of two nodes.
 const PACE: Duration = Duration::from_millis(10);
-/// Nodes that are probed at once.
+/// Concurrently probed nodes.
 pub(super) const AT_ONCE: usize = 16;
-/// Shortest time between two lines of the log about changes of states.
+/// Minimum between log lines about state changes.
 const NEWS_PACE: Duration = Duration::from_secs(1);
-/// Failed probes that a message names.
 const NAMED: usize = 4;
 const NO_ADDRESS: &str = "this node's row has no address of its family";
 const NO_CIDR: &str = "this node's row has no pod CIDR of its family";
 const REFUSED: &str = "this node has no route to its network (`wharf cluster nodes`)";
-/// From the first nodes to the first sweep: their routes and rules come just after them.
+/// Routes and rules come just after the first nodes.
 const SETTLE: Duration = Duration::from_secs(1);
 
-/// Sends the probes; tests implement it in memory.
 trait Prober: Sync {
-    /// ICMP to each address; ICMP, TCP and HTTP to each address of the health endpoint.
+    /// ICMP to each address, also TCP and HTTP to each address of the health endpoint.
     fn probe(&self, peer: &Peer) -> impl Future<Output = Vec<Probed>> + Send;
 }
 
@@ -68,15 +65,13 @@ impl Prober for ThisHost {
     }
 }
 
-/// Receives results besides those in [`Health`].
 trait Sink: Send + Sync {
-    /// The numbers of nodes may have changed.
     fn states(&self, states: &BTreeMap<HealthState, u64>);
 
-    /// States have changed. `is_well`: all of them to ok.
+    /// `is_well`: all states changed to ok.
     fn news(&self, is_well: bool, text: String);
 
-    /// A sweep ended; `wait`: until the next one.
+    /// `wait`: until the next sweep.
     fn swept(&self, interval: Duration, wait: Duration);
 }
 
@@ -95,7 +90,6 @@ impl Sink for Lifecycle {
     }
 
     fn swept(&self, interval: Duration, wait: Duration) {
-        // A node that does not answer is no failure of the controller.
         self.tasks.controllers.record(CONTROLLER, Ok::<(), Infallible>(()));
         self.tasks.controllers.plan(CONTROLLER, interval, wait);
     }
@@ -112,14 +106,12 @@ pub async fn run(life: Arc<Lifecycle>, health: Arc<Health>) {
     Mesh::new(own, interval, health, life).serve(&ThisHost, nodes, &stop).await;
 }
 
-/// Another node, and where it is probed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Peer {
     name: String,
     addresses: Vec<IpAddr>,
-    /// Addresses of its health endpoint.
     health: Vec<IpAddr>,
-    /// Addresses that are not probed, with the cause.
+    /// Addresses that are not probed, and why.
     skipped: Vec<(IpAddr, &'static str)>,
 }
 
@@ -143,7 +135,7 @@ impl Peer {
     }
 }
 
-/// The other nodes by name. This node has no way to an address of a family that its own row lacks.
+/// This node cannot reach a family that its own row lacks.
 fn peers(cluster: &InForce, own: &str) -> BTreeMap<String, Peer> {
     let nodes = &cluster.nodes;
     let row = nodes.get(own);
@@ -166,15 +158,12 @@ fn peers(cluster: &InForce, own: &str) -> BTreeMap<String, Peer> {
     others.map(|node| (node.name.clone(), peer(&node.name, &node.addresses, &node.health_addresses))).collect()
 }
 
-/// A node's recent results.
 #[derive(Debug)]
 struct Watched {
     peer: Peer,
     windows: Windows,
     rounds: u64,
-    /// Rounds in a row with a failed probe.
     failed: u64,
-    /// Rounds in a row without an answer.
     silent: u64,
 }
 
@@ -183,7 +172,6 @@ impl Watched {
         Self { peer, windows: Windows::default(), rounds: 0, failed: 0, silent: 0 }
     }
 
-    /// State after a round, and its description.
     fn judge(&mut self, probed: &[Probed]) -> (HealthState, String) {
         self.rounds += 1;
         let failures: Vec<String> = probed.iter().filter_map(Probed::failure).collect();
@@ -222,7 +210,6 @@ fn named(failures: &[String]) -> String {
     }
 }
 
-/// Changes of states, which one line of the log reports together.
 #[derive(Debug)]
 struct News {
     not_before: Instant,
@@ -242,7 +229,6 @@ impl News {
         self.last = format!("node {name}: {} -> {}: {message}", before.as_str(), after.as_str());
     }
 
-    /// Whether all changes are to ok, and their text.
     fn take(&mut self, now: Instant) -> Option<(bool, String)> {
         if self.changes == 0 {
             return None;
@@ -265,14 +251,13 @@ struct Mesh<S> {
     health: Arc<Health>,
     sink: Arc<S>,
     watched: BTreeMap<String, Watched>,
-    /// The next sweep begins after this name.
     after: String,
     news: News,
 }
 
 impl<S: Sink> Mesh<S> {
     fn new(own: String, interval: Duration, health: Arc<Health>, sink: Arc<S>) -> Self {
-        // Nodes that start together begin with different nodes.
+        // Different first nodes for nodes that start together.
         let after = own.clone();
         Self { own, interval, health, sink, watched: BTreeMap::new(), after, news: News::new(Instant::now()) }
     }
@@ -287,7 +272,6 @@ impl<S: Sink> Mesh<S> {
         let mut due: VecDeque<(Instant, String)> = VecDeque::new();
         let mut running: FuturesUnordered<BoxFuture<'_, (Peer, Vec<Probed>)>> = FuturesUnordered::new();
         let (mut next, mut is_sweeping) = (Instant::now(), false);
-        // Of the next start.
         let mut paced = next;
         loop {
             let now = Instant::now();
@@ -339,7 +323,6 @@ impl<S: Sink> Mesh<S> {
         self.sink.states(&BTreeMap::new());
     }
 
-    /// Drops nodes that left the cluster, adds new ones.
     fn follow(&mut self, cluster: &InForce) {
         let peers = peers(cluster, &self.own);
         self.watched.retain(|name, _| peers.contains_key(name));
@@ -357,7 +340,6 @@ impl<S: Sink> Mesh<S> {
                     Some(watched) if watched.peer == peer => continue,
                     Some(watched) => {
                         watched.windows.keep(&peer.targets());
-                        // Rounds at other addresses say nothing of these.
                         if watched.peer.targets() != peer.targets() {
                             (watched.failed, watched.silent) = (0, 0);
                         }
@@ -381,14 +363,12 @@ impl<S: Sink> Mesh<S> {
         self.sink.states(&self.health.peer_states());
     }
 
-    /// Nodes that a sweep probes at most.
     fn size_of_sweep(&self) -> usize {
         let fit = self.interval.as_millis() / PACE.as_millis();
         let fit = u32::try_from(fit).unwrap_or(u32::MAX).clamp(1, MAX_OF_SWEEP);
         usize::try_from(fit).unwrap_or(usize::MAX)
     }
 
-    /// Starts of a sweep that begins now.
     fn plan(&mut self, now: Instant) -> VecDeque<(Instant, String)> {
         let after = (Bound::Excluded(self.after.clone()), Bound::Unbounded);
         let rest = self.watched.range::<String, _>(after).map(|(name, _)| name);
@@ -403,7 +383,6 @@ impl<S: Sink> Mesh<S> {
     }
 
     fn record(&mut self, peer: &Peer, mut probed: Vec<Probed>) {
-        // The node has left, or its row has changed since the probes were sent.
         let Some(watched) = self.watched.get_mut(&peer.name).filter(|watched| watched.peer == *peer) else { return };
         probed.extend(peer.skipped.iter().map(|(address, why)| Probed {
             address: *address,

@@ -17,9 +17,7 @@ use super::*;
 
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// Answers as the test says.
 struct Fake {
-    /// Of the probes of a node's addresses, and of its health endpoint, by name.
     outcomes: Mutex<BTreeMap<String, (Outcome, Outcome)>>,
     starts: Mutex<Vec<(Instant, String)>>,
     takes: Duration,
@@ -85,7 +83,6 @@ fn row(name: &str, n: usize) -> NodeRow {
     }
 }
 
-/// This node and these others.
 fn cluster(others: impl IntoIterator<Item = usize>) -> Arc<InForce> {
     let own = row("a", 5_000);
     let rows = std::iter::once(own).chain(others.into_iter().map(|n| row(&name(n), n))).collect();
@@ -100,7 +97,6 @@ struct World {
 }
 
 impl World {
-    /// With the nodes 0 to `others`, whose probes take this time.
     fn new(others: usize, takes: Duration) -> Self {
         let fake = Fake {
             outcomes: Mutex::default(),
@@ -113,7 +109,6 @@ impl World {
         Self { fake, told: Arc::default(), health, nodes: watch::Sender::new(cluster(0..others)) }
     }
 
-    /// Probes until `driver` ends.
     async fn play(&self, interval: Duration, driver: impl Future<Output = ()>) {
         let stop = CancellationToken::new();
         let mut mesh = Mesh::new("a".to_owned(), interval, Arc::clone(&self.health), Arc::clone(&self.told));
@@ -182,7 +177,6 @@ async fn few_nodes_are_probed_at_once_and_a_short_interval_has_few_starts() {
     let slow = World::new(100, Duration::from_secs(2));
     slow.play(Duration::from_secs(1), sleep(Duration::from_secs(16))).await;
     assert_eq!(slow.fake.most.load(Ordering::Relaxed), AT_ONCE);
-    // Also of starts that are late.
     for pair in lock(&slow.fake.starts).windows(2) {
         assert!(pair[1].0 - pair[0].0 >= PACE, "{pair:?}");
     }
@@ -216,7 +210,6 @@ async fn a_state_follows_from_the_last_rounds() {
             sleep(INTERVAL).await;
             check(HealthState::Down, failed, &format!("no answer in {failed} rounds in a row: ICMP to 172.16.0.0"));
         }
-        // One of two probes, however often.
         world.answer(0, answered(), no_answer());
         for failed in 5..=9 {
             sleep(INTERVAL).await;
@@ -236,7 +229,6 @@ async fn a_state_follows_from_the_last_rounds() {
     world.play(INTERVAL, driver).await;
     let news = lock(&world.told.news).clone();
     let changes: Vec<&str> = news.iter().filter_map(|(_, _, text)| text.split(": ").nth(1)).collect();
-    // Two lost rounds are none, nor are changes between faults.
     assert_eq!(changes, ["degraded -> down", "wrong-answer -> ok"]);
     assert_eq!(news.iter().map(|(_, is_well, _)| *is_well).collect::<Vec<_>>(), [false, true]);
 }
@@ -273,7 +265,6 @@ async fn a_node_that_leaves_is_dropped_at_once_and_a_late_answer_does_not_bring_
         sleep(5 * INTERVAL).await;
         assert_eq!(world.starts(), before);
         world.nodes.send_replace(cluster([7]));
-        // The routes come after the nodes.
         sleep(SETTLE / 2).await;
         assert_eq!(world.starts(), before);
         sleep(Duration::from_secs(6)).await;
@@ -319,15 +310,12 @@ fn a_family_that_this_nodes_row_lacks_is_not_probed() {
     let skipped: Vec<IpAddr> = peer.skipped.iter().map(|(address, _)| *address).collect();
     assert_eq!(skipped, ips(&["2001:db8::2", "fd00:2::2"]));
     assert_eq!(peer.targets().len(), 2);
-    // IPv6 for the pods over IPv4 between the nodes.
     let pod_cidrs = vec!["fd00:9::/64".parse().expect("CIDR")];
     let peer = peer_of(NodeRow { pod_cidrs, health_addresses: Vec::new(), ..row("a", 5_000) });
     assert_eq!((peer.addresses, peer.health), (ips(&["192.0.2.2"]), ips(&["fd00:2::2"])));
-    // A feed without this node's row.
     let nodes = Nodes::new(vec![both.clone()]).expect("nodes");
     let mut alone = InForce { nodes, ..InForce::default() };
     assert!(peers(&alone, "a")["b"].skipped.is_empty());
-    // A network that this node has itself, and one that a router may lead to.
     let to = |cidr: &str, why| Destination { node: "b".into(), cidr: cidr.parse().expect("CIDR"), via: Err(why) };
     let pool = Unrouted::Pool("10.2.0.0/16".parse().expect("CIDR"));
     alone.destinations = vec![to("10.2.0.0/16", pool), to("fd00:2::/64", Unrouted::NotNear)];

@@ -1,13 +1,13 @@
 //! The health endpoint: a process in a separate network namespace, attached and probed like a container; and the probes
-//! of the other nodes.
+//! of other nodes.
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|
-//! | controller ([`run`]) | time, the process's end, requests | endpoint, [`crate::node::health::Health`], monitor |
-//! | mesh ([`mesh::run`]) | time, the cluster's nodes | the same view, monitor, log |
+//! | controller ([`run`]) | time, process end, requests | endpoint, [`crate::node::health::Health`], monitor |
+//! | mesh ([`mesh::run`]) | time, cluster nodes | the same view, monitor, log |
 //! | direct paths ([`paths::look`]), a controller | paths without a verdict | verdicts ([`crate::cluster`]) |
-//! | `wharf-health` (`launch`), a thread for each process | the process | its start, its first word, its end |
-//! | the process (`server`) | standard input, connections | answers |
+//! | `wharf-health` (`launch`), a thread per process | the process | its start, first word, end |
+//! | process (`server`) | standard input, connections | answers |
 
 mod address;
 mod controller;
@@ -39,7 +39,7 @@ fn label() -> Label {
     Label { source: RESERVED_SOURCE.to_owned(), key: "health".to_owned(), value: String::new() }
 }
 
-/// Leases the addresses before the agent serves; the controller retries.
+/// Leases the addresses before the agent serves.
 pub async fn reserve(life: &Arc<Lifecycle>, health: &Health) {
     let done = if life.config.health_interval.is_zero() {
         address::let_go(&life.network.addresses).await
@@ -53,14 +53,13 @@ pub async fn reserve(life: &Arc<Lifecycle>, health: &Health) {
     }
 }
 
-/// Status component. Other nodes do not make this node unready.
+/// Status component. Other nodes never make this node unready.
 #[must_use]
 pub fn component(health: &Health) -> ComponentStatus {
     use wharf_api::Health as Level;
     let level = |state: HealthState| match state {
         HealthState::Ok | HealthState::Off => Level::Ok,
         HealthState::Starting => Level::Pending,
-        // Containers may be well.
         HealthState::Degraded | HealthState::WrongAnswer | HealthState::Down => Level::Degraded,
     };
     let (view, peers) = (health.view(), health.peer_counts());
@@ -76,7 +75,6 @@ pub fn component(health: &Health) -> ComponentStatus {
     ComponentStatus::new("health", all, message).by_containers(own)
 }
 
-/// Empty without other nodes.
 fn of_peers([all, starting, failing]: [u64; 3]) -> String {
     let answering = all - starting - failing;
     match (all, starting) {

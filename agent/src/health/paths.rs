@@ -1,5 +1,5 @@
-//! Probes of direct paths to other nodes, with `--routing auto`: an ICMP echo from router to router, and one to the
-//! next hop. A path is probed until it has a verdict ([`wharf_cluster::paths`]).
+//! With `--routing auto`, probes direct paths to other nodes until they have a verdict ([`wharf_cluster::paths`]): an
+//! ICMP echo from router to router, and one to the next hop.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -13,13 +13,10 @@ use crate::node::network::NodeNetwork;
 pub const CONTROLLER: &str = "direct-paths";
 /// Between two runs.
 pub const INTERVAL: Duration = Duration::from_millis(500);
-/// Paths of a run, which lasts a deadline for each [`AT_ONCE`] of them.
+/// A run lasts a deadline per [`AT_ONCE`] paths.
 const MAX_OF_RUN: usize = 64;
 
-/// A run. Paths to nodes that are down stay open, so a run with too many paths begins at any of them.
-///
-/// # Errors
-/// None.
+/// One run. Paths to down nodes stay open: too many paths are probed from a random one on.
 pub async fn look(network: &NodeNetwork) -> Result<(), Infallible> {
     let mut open = network.cluster.open_paths(&network.routers()).await;
     if open.len() > MAX_OF_RUN {

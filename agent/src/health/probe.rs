@@ -17,7 +17,7 @@ use wharf_api::{ProbeKind, ProbeOutcome};
 
 use super::server::{Hello, PORT};
 
-/// An answer takes far less.
+/// Far longer than an answer takes.
 pub(super) const DEADLINE: Duration = Duration::from_secs(1);
 /// Bytes; the responder may be foreign.
 const MAX_ANSWER: u64 = 4_096;
@@ -66,16 +66,15 @@ impl Probed {
     }
 }
 
-/// The health endpoint whose HTTP answer is correct.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Expected<'a> {
     /// The process with this nonce.
     Nonce(&'a str),
-    /// Any process of the node with this name; the nonce is unknown.
+    /// Any process of this node; the nonce is unknown.
     Name(&'a str),
 }
 
-/// Every kind of probe to each address, within two deadlines.
+/// Within two deadlines.
 pub(super) async fn round(addresses: &[IpAddr], expected: Expected<'_>) -> Vec<Probed> {
     let one = |address: IpAddr| async move {
         let (icmp, (tcp, http)) = tokio::join!(echo(address), hello(address, expected));
@@ -88,7 +87,7 @@ pub(super) async fn round(addresses: &[IpAddr], expected: Expected<'_>) -> Vec<P
     futures::future::join_all(addresses.iter().copied().map(one)).await.into_iter().flatten().collect()
 }
 
-/// Only an ICMP probe to each address, within one deadline.
+/// ICMP only, within one deadline.
 pub(super) async fn echoes(addresses: &[IpAddr]) -> Vec<Probed> {
     let one = |address: IpAddr| async move { Probed { address, kind: ProbeKind::Icmp, outcome: echo(address).await } };
     futures::future::join_all(addresses.iter().copied().map(one)).await
@@ -120,10 +119,10 @@ async fn echo(address: IpAddr) -> Outcome {
     .await
 }
 
-/// For an answer of a node in a network of this node's links.
+/// For a node in a network of this node's links.
 const NEAR: Duration = Duration::from_millis(500);
 
-/// Whether a near address answers an ICMP echo. `from`: its source. `None`: it was not sent.
+/// Whether a near address answers an ICMP echo. `from`: source. `None`: not sent.
 pub(super) async fn answers(from: Option<IpAddr>, to: IpAddr) -> Option<bool> {
     let (socket, raw) = icmp_socket(to, from).ok()?;
     let token: [u8; TOKEN] = rand::random();
@@ -131,7 +130,7 @@ pub(super) async fn answers(from: Option<IpAddr>, to: IpAddr) -> Option<bool> {
     Some(matches!(timeout(NEAR, receive(&socket, raw, to, &token)).await, Ok(Ok(()))))
 }
 
-/// Raw (true), or a ping socket if not allowed. `from`: the source of its packets.
+/// Raw (true), or a ping socket if not allowed. `from`: source.
 fn icmp_socket(address: IpAddr, from: Option<IpAddr>) -> io::Result<(UdpSocket, bool)> {
     let (family, protocol) = match address {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp),
@@ -156,7 +155,6 @@ async fn exchange(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; T
 }
 
 async fn send(socket: &UdpSocket, address: IpAddr, token: &[u8; TOKEN]) -> io::Result<()> {
-    // Receives only from that address.
     socket.connect(SocketAddr::new(address, 0)).await?;
     socket.send(&echo_request(address, token)).await.map(drop)
 }
@@ -171,7 +169,7 @@ async fn receive(socket: &UdpSocket, raw: bool, address: IpAddr, token: &[u8; TO
     }
 }
 
-/// RFC 792 and RFC 4443. The kernel fills in ICMPv6's checksum, which covers the pseudo-header.
+/// RFC 792, RFC 4443. The kernel fills in ICMPv6's checksum with its pseudo-header.
 fn echo_request(address: IpAddr, token: &[u8; TOKEN]) -> Vec<u8> {
     let mut packet = vec![if address.is_ipv6() { 128 } else { 8 }, 0, 0, 0];
     // Ping sockets replace the identifier.
@@ -212,7 +210,7 @@ async fn hello(address: IpAddr, expected: Expected<'_>) -> (Outcome, Outcome) {
             let why = format!("refused: no health endpoint listens there, or a firewall rejects TCP port {PORT}");
             return unconnected(Outcome::NoAnswer(why));
         }
-        // The process always listens: another responder refuses.
+        // The process always listens, so another responder refused.
         Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
             let why = "something else answers (it refuses the connection; does the node itself have the address?)";
             return unconnected(Outcome::WrongAnswer(why.to_owned()));

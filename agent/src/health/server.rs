@@ -1,7 +1,7 @@
 //! The health endpoint's process, `wharf-agent health-endpoint`.
 //!
 //! It enters a new network namespace, listens, drops every capability, reports readiness, and answers `GET /hello`
-//! until its standard input closes. Containers may connect too, so time, size and number of connections are limited.
+//! until its standard input closes. Time, size and number of connections are limited, because containers may connect.
 
 use std::{
     collections::VecDeque,
@@ -32,7 +32,6 @@ use tokio::{
 pub const MODE: &str = "health-endpoint";
 /// Listening port, host byte order.
 pub const PORT: u16 = 4240;
-/// Any other line is an error.
 pub(super) const READY: &str = "ready";
 /// Between agent and process, bytes.
 pub(super) const MAX_LINE: u64 = 4_096;
@@ -48,11 +47,10 @@ const MAX_HEAD: usize = 2_048;
 pub struct Hello {
     /// Node name.
     pub node: String,
-    /// Random for each launch; identifies the process.
+    /// Random per launch; identifies the process.
     pub nonce: String,
 }
 
-/// Sent to the agent.
 #[derive(Debug, thiserror::Error)]
 enum ChildError {
     #[error("{0}: {1}")]
@@ -91,11 +89,10 @@ fn run() -> Result<(), ChildError> {
 
 fn say(line: &str) {
     let mut out = io::stdout().lock();
-    // Fails without an agent; standard input then closes.
     writeln!(out, "{line}").and_then(|()| out.flush()).ok();
 }
 
-/// All that needs capabilities or a single thread.
+/// Needs capabilities and a single thread.
 fn prepare() -> Result<(TcpListener, String), ChildError> {
     let io = |what| move |e| ChildError::Io(what, e);
     let kernel = |what| move |e| ChildError::Kernel(what, e);
@@ -110,7 +107,7 @@ fn prepare() -> Result<(TcpListener, String), ChildError> {
     drop_capabilities()?;
     prctl::set_no_new_privs().map_err(kernel("refuse new privileges"))?;
     prctl::set_name(c"wharf-health").map_err(kernel("set its name"))?;
-    // When the agent's thread ends; if it has, standard input is closed.
+    // If the agent's thread has ended already, standard input is closed.
     prctl::set_pdeathsig(Signal::SIGKILL).map_err(kernel("ask to end with the agent"))?;
     Ok((listener, hello))
 }
@@ -122,13 +119,12 @@ fn listen() -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Keeps the user, so that an agent without CAP_KILL and CAP_SYS_PTRACE can kill the process and open its namespace.
+/// Keeps the user: an agent without CAP_KILL and CAP_SYS_PTRACE must kill the process and open its namespace.
 fn drop_capabilities() -> Result<(), CapsError> {
     // Permitted last: it must include the effective set.
     [CapSet::Inheritable, CapSet::Effective, CapSet::Permitted].into_iter().try_for_each(|set| caps::clear(None, set))
 }
 
-/// Exits when the agent closes standard input.
 fn watch_parent() -> io::Result<()> {
     let watch = || {
         let mut buffer = [0; 64];
@@ -161,7 +157,6 @@ async fn serve(listener: TcpListener, hello: &str) -> io::Result<()> {
                     timeout(TIME_LIMIT, answer(stream, &hello)).await.ok();
                 }));
             }
-            // Out of files or memory.
             Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
         }
     }

@@ -14,7 +14,7 @@ pub(super) struct Windows(Vec<Window>);
 #[derive(Debug)]
 struct Window {
     last: Probed,
-    /// Microseconds, rounded up to 1; `None` for a lost probe. Four bytes each: there are windows for each node.
+    /// Microseconds, rounded up to 1; `None`: lost. Four bytes, because each node has windows.
     trips: VecDeque<Option<NonZeroU32>>,
 }
 
@@ -47,7 +47,6 @@ impl Windows {
         }
     }
 
-    /// Forgets all other addresses.
     pub(super) fn keep(&mut self, addresses: &[IpAddr]) {
         self.0.retain(|window| addresses.contains(&window.last.address));
     }

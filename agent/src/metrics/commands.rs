@@ -21,9 +21,9 @@ use super::buckets;
 
 /// Callers may invent names.
 const MAX_NETWORKS: usize = 32;
-/// No valid network name.
+/// Not a valid network name.
 const OTHER: &str = "_other";
-/// No valid network name.
+/// Not a valid network name.
 const UNKNOWN: &str = "_unknown";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -75,7 +75,6 @@ pub struct CommandMetrics {
     durations: Family<Timed, Histogram, fn() -> Histogram>,
     lost: Family<Lost, Counter>,
     networks: Mutex<BTreeSet<String>>,
-    /// For the status.
     outcomes: [AtomicU64; 3],
 }
 

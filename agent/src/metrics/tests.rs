@@ -67,12 +67,10 @@ fn encoded(format: Format) -> String {
     metrics.encode(format, &status(), &verdicts, &runs, 0, Some(&feed()))
 }
 
-/// Name, type and labels in Prometheus text.
 fn metrics_of(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
     let mut found = BTreeSet::new();
     for (name, kind) in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' ')) {
         let mut labels = BTreeSet::new();
-        // `wharf_flows` is the beginning of `wharf_flows_limit`.
         let is_sample = |line: &&str| {
             let rest = line.strip_prefix(name).map(|rest| rest.split(['{', ' ']).next().unwrap_or_default());
             matches!(rest, Some("" | "_bucket" | "_sum" | "_count"))
@@ -87,7 +85,6 @@ fn metrics_of(text: &str) -> BTreeSet<(String, String, BTreeSet<String>)> {
     found
 }
 
-/// Name, type and labels in docs/metrics.md.
 fn metrics_on_the_page() -> BTreeSet<(String, String, BTreeSet<String>)> {
     let page = include_str!("../../../docs/metrics.md");
     let words = |cell: &str| cell.split('`').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();

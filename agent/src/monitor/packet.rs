@@ -48,7 +48,6 @@ pub(super) fn readable(event: &Event, rule: Option<String>, offset_ms: i64) -> O
     })
 }
 
-/// `None`: no address, or a truncated header.
 fn address(ethertype: u16, length: u32, bytes: [u8; 16]) -> Option<IpAddr> {
     const ETHERNET: u32 = 14;
     let address = Ipv6Addr::from(bytes);
@@ -92,7 +91,6 @@ fn protocol(number: u8) -> String {
     }
 }
 
-/// `None`: a protocol without message types.
 fn message(ethertype: u16, protocol: u8, bytes: [u8; 2]) -> Option<String> {
     let [kind, code] = bytes;
     let name = match (ethertype, protocol) {

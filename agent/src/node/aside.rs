@@ -35,7 +35,7 @@ impl Wanted {
     }
 }
 
-/// At most one row for each id.
+/// At most one row per id.
 #[derive(Debug)]
 pub struct Aside<T>(Mutex<Rows<T>>);
 

@@ -1,4 +1,4 @@
-//! Clients of the proxies with an exhausted share of connections.
+//! Proxy clients with an exhausted share of connections.
 
 use std::{collections::BTreeMap, sync::Mutex, time::Duration};
 
@@ -6,10 +6,10 @@ use tokio::time::Instant;
 use wharf_core::ids::EndpointId;
 use wharf_kit::sync::lock;
 
-/// How long the status names a client after its last count.
+/// After a client's last count.
 const TOLD: Duration = Duration::from_secs(60);
 
-/// With the time of the last count that found them.
+/// Clients with the time of the last count that found them.
 #[derive(Debug, Default)]
 pub struct Clients(Mutex<BTreeMap<EndpointId, Instant>>);
 

@@ -15,7 +15,7 @@ use wharf_core::{
 pub struct Edit {
     /// All labels.
     pub labels: Option<BTreeSet<Label>>,
-    /// In place of the node's mode.
+    /// Overrides the node's mode.
     pub enforcement: Option<Enforcement>,
     /// `None` removes a port.
     pub named_ports: BTreeMap<PortName, Option<NamedPort>>,

@@ -78,8 +78,8 @@ impl View {
         self.step_since = Instant::now();
     }
 
-    /// Whether a difference in the kernel is a fault: stored, and no build runs or is queued. A failed build that
-    /// awaits its retry counts.
+    /// Whether a kernel difference is a fault: stored, and no build runs or is queued. A failed build that awaits its
+    /// retry is settled.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         let quiet = match self.fsm.state {
@@ -222,7 +222,7 @@ impl Shared {
     }
 }
 
-/// Commands beyond it answer "busy".
+/// Further commands are answered "busy".
 pub const MAILBOX: usize = 8;
 
 /// Answer to a change.
@@ -243,7 +243,7 @@ pub enum Command {
     Mtu(u32, Done),
     /// The container is gone without a delete.
     Abandon,
-    /// A delete's phase one, in its span and with a written intent: removes all but addresses and record.
+    /// Removes all but addresses and record, in the delete's span and with a written intent.
     Teardown(Span, oneshot::Sender<Torn>),
     /// The record is gone: ends the task.
     Finish(Span, oneshot::Sender<()>),

@@ -23,15 +23,15 @@ use crate::{
     },
 };
 
-/// Their life, from a create to the last trace.
+/// Endpoints from create to the last trace.
 pub struct Endpoints {
-    /// By id and by interface.
+    /// Endpoints by id and interface.
     pub registry: Registry,
     /// Limits on creates and builds.
     pub admission: Admission,
     /// Program sets ahead of need.
     pub prepared: Prepared,
-    /// Kernel calls, one at a time for each endpoint.
+    /// Kernel calls, one at a time per endpoint.
     pub jobs: Arc<Jobs>,
     /// Rows of this node's pods.
     pub pods: Pods,
@@ -39,7 +39,7 @@ pub struct Endpoints {
     pub identities: Arc<dyn Identities>,
     /// Deletion records.
     pub deletions: Deletions,
-    /// Of endpoints that are not in the registry.
+    /// Remains of endpoints outside the registry.
     pub leftovers: Leftovers,
     /// Timelines of ended endpoints.
     pub timelines: Timelines,
@@ -51,7 +51,7 @@ pub struct Admission {
     pub gate: Arc<Gate>,
     /// Memory, and its limit.
     pub memory: Memory,
-    /// Regenerations at once: the number of cores, at least 2.
+    /// Concurrent regenerations: the number of cores, at least 2.
     pub build_permits: Semaphore,
 }
 
@@ -62,7 +62,7 @@ impl Default for Admission {
     }
 }
 
-/// What remains of endpoints that are not in the registry.
+/// Remains of endpoints outside the registry.
 #[derive(Default)]
 pub struct Leftovers {
     /// Links without a record.
@@ -71,8 +71,7 @@ pub struct Leftovers {
     pub out_of_service: Aside<OutOfService>,
     /// Failed undos.
     pub unfinished: Aside<Unfinished>,
-    /// One removal at a time for each id: the first one to end frees it. Held across kernel calls, each of which has a
-    /// bound.
+    /// One removal at a time per id: the first one frees it. Held across bounded kernel calls.
     pub removals: EndpointLocks,
 }
 

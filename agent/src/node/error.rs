@@ -10,7 +10,7 @@ use wharf_store::StoreError;
 
 use crate::policy::error::PolicyError;
 
-/// Why source prefixes are refused on this node.
+/// Why this node refuses source prefixes.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum SourcesRefusal {
     /// Another plugin made the link.
@@ -43,7 +43,7 @@ pub enum JobError {
         /// Step and age, if known.
         running: Option<(&'static str, Duration)>,
     },
-    /// The bound; the call continues.
+    /// No answer within the bound; the call continues.
     #[error("no answer within {0:?}")]
     NoAnswer(Duration),
 }

@@ -27,7 +27,7 @@ use crate::{
     policy::{RefusedPolicy, error::PolicyError},
 };
 
-/// For the builds of all endpoints whose pods' rows have changed. Later rows wait meanwhile.
+/// Bounds all changed pods' builds; later rows wait.
 const PODS: Duration = Duration::from_secs(10);
 
 impl Consumer for Lifecycle {
@@ -35,13 +35,13 @@ impl Consumer for Lifecycle {
         Box::pin(async move {
             let nodes = if effects.nodes { self.take_nodes().await } else { Ok(()) };
             let pods = self.endpoints.pods.of_own(&self.config.node_name, &effects.pods);
-            // Also after a failure: policy does not wait for routes.
+            // Also after a failure.
             let rows = self.take_rows(effects, complete).await;
-            // After the policies of the same message, so that no endpoint has labels without their rules. After a
-            // failure, these pods are taken with the next call.
+            // After the message's policies: no endpoint may have labels without their rules. After a failure, the next
+            // call takes these pods.
             let late = if rows.is_ok() { self.take_pods(pods).await } else { Vec::new() };
             if rows.is_ok() && self.policy.has_started() {
-                // Also labels of namespaces and pods can lead connections to other listeners.
+                // Labels of namespaces and pods can also lead connections to other listeners.
                 self.policy.settle().await;
             }
             let refused = self.refused().await.into_iter().chain(late);
@@ -69,7 +69,6 @@ impl Consumer for Lifecycle {
     }
 }
 
-/// A row that an endpoint of this node does not have in force.
 fn not_in_force(pod: &FeedPod, handle: &Handle, why: &str) -> Refusal {
     let FeedPod { uid, namespace, name, .. } = pod;
     Refusal {
@@ -81,7 +80,6 @@ fn not_in_force(pod: &FeedPod, handle: &Handle, why: &str) -> Refusal {
     }
 }
 
-/// Returns when an endpoint has the row of its pod in force, or is gone.
 async fn ask(handle: Handle, pod: Arc<FeedPod>, until: Instant) -> Option<Refusal> {
     let (done, answer) = oneshot::channel();
     let realized = async {
@@ -97,14 +95,13 @@ async fn ask(handle: Handle, pod: Arc<FeedPod>, until: Instant) -> Option<Refusa
 }
 
 impl Lifecycle {
-    /// Nodes: routes, masquerading and the networks of their containers.
     async fn take_nodes(&self) -> Result<(), ClusterFailure> {
         self.network.cluster.look().await?;
-        // Also if the look finds no difference: an earlier attempt may have failed after it.
+        // Also without a difference: an earlier attempt may have failed.
         self.network.put_cluster().await
     }
 
-    /// Gives the endpoints of this node's pods their rows. Returns the rows that an endpoint does not have in force.
+    /// Returns the rows not in force.
     async fn take_pods(&self, changed: Vec<ChangedRow>) -> Vec<Refusal> {
         if changed.is_empty() {
             return Vec::new();
@@ -112,14 +109,13 @@ impl Lifecycle {
         let uids: BTreeSet<Arc<str>> = changed.iter().map(|(uid, _)| Arc::clone(uid)).collect();
         self.endpoints.pods.put(changed);
         if !self.policy.has_started() {
-            // Builds wait for policy. `behind` asks endpoints whose build began without the row.
+            // Builds wait for policy; `behind` asks endpoints whose build began without the row.
             return Vec::new();
         }
         let until = Instant::now() + PODS;
         let mut asked = Vec::new();
         for handle in self.endpoints.registry.list() {
             let (record, state, committed) = handle.shared.read(|v| (v.record.clone(), v.fsm.state, v.committed));
-            // A create takes the row when its build starts.
             let is_early = !committed && state != State::Regenerating;
             if let Some(pod) = self.endpoints.pods.row_of(&record).filter(|_| !is_early)
                 && uids.contains(&pod.uid)
@@ -133,7 +129,7 @@ impl Lifecycle {
         join_all(asked).await.into_iter().flatten().collect()
     }
 
-    /// Rows that endpoints do not have, or whose builds fail. Endpoints retry builds; the others are asked again here.
+    /// Endpoints retry builds themselves.
     fn behind(&self) -> BTreeMap<Key, Refusal> {
         let mut behind = BTreeMap::new();
         for handle in self.endpoints.registry.list() {
@@ -157,7 +153,6 @@ impl Lifecycle {
         behind
     }
 
-    /// Pods of other nodes, namespaces and policies.
     async fn take_rows(&self, effects: Effects, complete: Complete) -> Result<(), PolicyError> {
         self.policy.take_feed(&self.config.node_name, Effects { nodes: false, ..effects }, complete).await
     }

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Mutex};
 use wharf_core::flow::FlowUsage;
 use wharf_kit::sync::lock;
 
-/// One minute, so that the status shows bursts between two looks.
+/// One minute: the status shows bursts between two looks.
 const KEPT: usize = 7;
 
 /// The last collections.

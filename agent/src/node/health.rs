@@ -1,4 +1,4 @@
-//! The health endpoint's state and reserved names, and the results of the probes of other nodes.
+//! The health endpoint's state and reserved names, and the probe results of other nodes.
 
 use std::{
     collections::BTreeMap,
@@ -22,12 +22,11 @@ use crate::config::AgentConfig;
 /// Reserved network, container id and lease owner.
 pub const NAME: &str = "wharf-health";
 const IFNAME: &str = "eth0";
-/// Others must retry.
+/// Further askers must retry.
 const ASKERS: usize = 16;
 
 pub(crate) type Asker = oneshot::Sender<()>;
 
-/// Other nodes by name.
 pub(crate) type Peers = BTreeMap<String, Arc<NodeHealth>>;
 
 /// Written by the controllers.
@@ -68,7 +67,7 @@ impl Health {
         }
     }
 
-    /// This node; a copy.
+    /// This node's state.
     #[must_use]
     pub fn view(&self) -> NodeHealth {
         lock(&self.view).clone()
@@ -82,7 +81,7 @@ impl Health {
         HealthReport { nodes: std::iter::once(self.view()).chain(peers).collect() }
     }
 
-    /// Of other nodes: all, those not probed yet, and those that do not answer.
+    /// Numbers of other nodes: all, not probed yet, failing.
     #[must_use]
     pub fn peer_counts(&self) -> [u64; 3] {
         let peers = lock(&self.peers);
@@ -132,7 +131,7 @@ impl Health {
     }
 }
 
-/// Failed rounds in a row after which another node counts as failing: a lost packet is not a fault.
+/// Consecutive failed rounds before another node counts as failing: a lost packet is not a fault.
 pub const PATIENCE: u64 = 3;
 
 /// Whether another node does not answer.
@@ -145,10 +144,7 @@ pub fn is_failing(peer: &NodeHealth) -> bool {
     }
 }
 
-/// The health endpoint's attachment.
-///
-/// # Errors
-/// Never; tested.
+/// The health endpoint's attachment. Never fails.
 pub fn attachment() -> Result<Attachment, IdError> {
     Ok(Attachment {
         network: NetworkName::parse(NAME)?,

@@ -1,8 +1,8 @@
 //! Kernel calls for an endpoint, one at a time.
 //!
 //! A kernel call continues after its bound; a late load could pin programs that a concurrent delete has just unpinned.
-//! So each call runs to completion in a task and holds its endpoint id's turn. The id's next call waits within its
-//! bound. The audit skips ids in flight.
+//! So each call runs to completion in a task that holds its id's turn; the id's next call waits within its bound. The
+//! audit skips ids in flight.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -33,7 +33,7 @@ pub struct Jobs {
     tasks: TaskTracker,
     turns: EndpointLocks,
     running: Mutex<BTreeMap<EndpointId, Job>>,
-    /// Guards by id: a delete may start before a build has ended.
+    /// Number of guards per id: a delete may start before a build has ended.
     in_flight: Mutex<BTreeMap<EndpointId, u32>>,
 }
 
@@ -80,9 +80,6 @@ impl Jobs {
     }
 
     /// Runs an endpoint's only kernel call, to completion even if the future is dropped.
-    ///
-    /// # Errors
-    /// The call failed.
     pub async fn run<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
@@ -98,9 +95,6 @@ impl Jobs {
     }
 
     /// [`Self::run`] with a bound.
-    ///
-    /// # Errors
-    /// The call failed or exceeded the bound.
     pub async fn bounded<T, F>(
         self: &Arc<Self>,
         id: EndpointId,
@@ -124,9 +118,6 @@ impl Jobs {
     }
 
     /// Unpins an id's programs.
-    ///
-    /// # Errors
-    /// As [`Self::bounded`].
     pub async fn remove_programs(self: &Arc<Self>, id: EndpointId) -> Result<(), JobError> {
         let (step, bound) = (UndoStep::RemovePrograms.name(), UndoStep::RemovePrograms.deadline_ms());
         let call = move |kernel: Arc<dyn Kernel>| async move { kernel.remove_programs(id).await };
@@ -149,7 +140,7 @@ impl Jobs {
         lock(&self.running).insert(id, Job { step, since: Instant::now() });
         let call = call(Arc::clone(&self.kernel));
         let job = async move {
-            // Dropped in this order: the turn is passed on after the entry is removed.
+            // Dropped in this order: the entry is removed before the turn passes on.
             let _held = (running, turn, working);
             call.await
         };

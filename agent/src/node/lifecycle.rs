@@ -1,4 +1,4 @@
-//! What the life of endpoints needs.
+//! Shared part of the agent for the life of endpoints.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use crate::{
     proxy::Redirects,
 };
 
-/// One for each agent. A function that needs only some parts takes these.
+/// One per agent. A function that needs only some parts takes these.
 pub struct Lifecycle {
     /// Settings.
     pub config: Arc<AgentConfig>,
@@ -27,11 +27,11 @@ pub struct Lifecycle {
     pub network: NodeNetwork,
     /// Network policy, and the proxy that enforces a part of it.
     pub policy: Arc<Policy>,
-    /// Endpoints, and what remains of them.
+    /// Endpoints and their remains.
     pub endpoints: Endpoints,
     /// Events and metrics.
     pub telemetry: Telemetry,
-    /// Of the agent.
+    /// Tasks and stop signals.
     pub tasks: Tasks,
 }
 

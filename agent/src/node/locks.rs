@@ -11,7 +11,7 @@ use wharf_kit::sync::lock;
 
 type Turn = tokio::sync::Mutex<()>;
 
-/// Locks by id. Fair: waiters get it in their order.
+/// Locks by id, fair.
 #[derive(Default)]
 pub struct EndpointLocks(
     /// An entry lives while a task holds or awaits the lock.

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// For each purpose. A look runs until the kernel answers, even without its client.
+/// Per purpose. A look runs until the kernel answers, even without its client.
 pub const LOOKS: usize = 4;
 
 /// Purposes do not wait for each other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// An explanation, or the flow tables: up to a second.
+    /// Explanation or flow tables: up to a second.
     Explanation,
     /// A look-up for each link.
     List,

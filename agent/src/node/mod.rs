@@ -48,7 +48,7 @@ use crate::{
     proxy::Redirects,
 };
 
-/// The whole agent, for the composition root and the rooms that answer requests.
+/// The whole agent, for the composition root and modules that answer requests.
 pub struct Node {
     /// The life of endpoints.
     pub life: Arc<Lifecycle>,
@@ -60,11 +60,11 @@ pub struct Node {
     pub self_checks: Arc<SelfChecks>,
     /// Last collections.
     pub flows: Arc<Flows>,
-    /// With an exhausted share.
+    /// Clients with an exhausted share.
     pub proxy_clients: Arc<Clients>,
-    /// Of the last leak audit; `None` before the first.
+    /// Findings of the last leak audit; `None` before the first.
     pub audit_findings: Mutex<Option<Left>>,
-    /// For reads of the kernel.
+    /// Permits for reads of the kernel.
     pub looks: Looks,
     /// Settings changed at run time.
     pub changed_settings: Mutex<BTreeSet<&'static str>>,

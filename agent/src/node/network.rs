@@ -24,16 +24,16 @@ use crate::{
     policy::{Policy, error::PolicyError},
 };
 
-/// Name of the controller that repairs the node's objects.
+/// Controller that repairs the node's objects.
 pub const CONTROLLER: &str = "node-datapath";
 
-/// Addresses of this node's containers, routes to other nodes, masquerading: what [`NodeSpec`] is made of.
+/// Container addresses, routes to other nodes, masquerading: the parts of [`NodeSpec`].
 pub struct NodeNetwork {
     /// Leases and pools.
     pub addresses: Addresses,
     /// The other nodes.
     pub cluster: Cluster,
-    /// Of links without a requested MTU.
+    /// MTU of links without a requested one.
     pub mtu: Mutex<NodeMtu>,
     turns: Turns,
     config: Arc<AgentConfig>,
@@ -41,13 +41,12 @@ pub struct NodeNetwork {
     policy: Arc<Policy>,
 }
 
-/// Order of the changes of several tasks: locked while the wanted state is read and applied, so that no older state
-/// follows a newer one. No task locks both at once.
+/// Held while the wanted state is read and applied: no older state follows a newer one. No task holds both.
 #[derive(Default)]
 struct Turns {
-    /// Of the node's objects: for one kernel call, whose netlink requests have a time limit.
+    /// For the node's objects: one kernel call, whose netlink requests have a time limit.
     node: tokio::sync::Mutex<()>,
-    /// Of the other nodes in policy: for the wait for policy's lock, and one change. Routes do not wait for it.
+    /// For other nodes in policy: the wait for policy's lock, and one change. Routes do not wait for it.
     policy: tokio::sync::Mutex<()>,
 }
 
@@ -97,7 +96,7 @@ impl NodeNetwork {
             masquerade.excluded.extend(routes::peers(&cluster.destinations));
             let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
             let nodes: BTreeSet<IpAddr> = others.flat_map(|node| node.addresses.iter().copied()).collect();
-            // Also without an overlay route of this node: the other nodes may have one.
+            // Also without an overlay route of this node: other nodes may have one.
             let has_others = !nodes.is_empty();
             masquerade.overlay = has_others.then_some(OverlayPort { port: self.config.overlay_port, nodes });
         }
@@ -128,20 +127,13 @@ impl NodeNetwork {
         }
     }
 
-    /// At a start, before the node's objects are made.
-    ///
-    /// # Errors
-    /// The file of nodes is refused and no earlier text of it is kept; or the kernel cannot be read.
+    /// Loads the nodes before the node's objects are made; see [`Cluster::load`].
     pub async fn load_cluster(&self, boot_id: &str) -> Result<(), ClusterError> {
-        // No node is known yet that explains them.
         let left = if self.cluster.feed().is_some() { self.kernel.observe_peers().await? } else { Vec::new() };
         self.cluster.load(boot_id, left).await
     }
 
-    /// Follows the cluster's nodes.
-    ///
-    /// # Errors
-    /// The kernel's: the next restoration of the node's objects, or of policy, tries again.
+    /// Follows the cluster's nodes. After an error, the next restoration of the node's objects, or of policy, retries.
     pub async fn follow_cluster(&self) -> Result<(), ClusterFailure> {
         let followed = match self.cluster.look().await {
             Ok(true) => self.put_cluster().await,
@@ -153,16 +145,13 @@ impl NodeNetwork {
         followed
     }
 
-    /// Puts the cluster's nodes in force.
-    ///
-    /// # Errors
-    /// As [`NodeNetwork::follow_cluster`].
+    /// Puts the cluster's nodes in force. Errors as [`NodeNetwork::follow_cluster`].
     pub async fn put_cluster(&self) -> Result<(), ClusterFailure> {
-        // First, so that policy never takes a container of another node for the world.
+        // First: policy must never take another node's container for the world.
         let policy = self.set_cluster().await;
-        // Before the routes, so that no connection over a new one is masqueraded.
+        // Before the routes: no connection over a new route may be masqueraded.
         let masquerade = self.ensure_nat().await;
-        // Also after a failure of the others: routes do not wait for their repair.
+        // Also after other failures.
         let kernel = self.ensure_node().await.and(masquerade);
         match (policy, kernel) {
             (Ok(()), kernel) => kernel.map_err(ClusterFailure::Kernel),
@@ -173,11 +162,7 @@ impl NodeNetwork {
         }
     }
 
-    /// Makes or repairs the node's objects. Routes to other nodes that cannot be made are no error:
-    /// [`Cluster::missing_routes`].
-    ///
-    /// # Errors
-    /// The kernel's.
+    /// Makes or repairs the node's objects. Unmade routes to other nodes are no error ([`Cluster::missing_routes`]).
     pub async fn ensure_node(&self) -> Result<(), KernelError> {
         let _turn = self.turns.node.lock().await;
         let cluster = self.cluster.in_force();
@@ -194,24 +179,18 @@ impl NodeNetwork {
     }
 
     /// Makes or repairs masquerading, forwarding and announcements.
-    ///
-    /// # Errors
-    /// The kernel's.
     pub async fn ensure_nat(&self) -> Result<(), KernelError> {
         let _turn = self.turns.node.lock().await;
         self.kernel.ensure_nat(&self.spec()).await
     }
 
-    /// Tells policy of the other nodes and the networks of their containers.
-    ///
-    /// # Errors
-    /// Policy's.
+    /// Gives policy the other nodes and their container networks.
     pub async fn set_cluster(&self) -> Result<(), PolicyError> {
         let _turn = self.turns.policy.lock().await;
         let cluster = self.cluster.in_force();
         let others = cluster.nodes.iter().filter(|node| node.name != self.config.node_name);
-        // A node's own connections over the overlay have its router address. Collected: with an iterator of closures,
-        // the compiler cannot see that the future is `Send`.
+        // A node's own overlay connections have its router address. Collected: an iterator of closures hides from the
+        // compiler that the future is `Send`.
         let refused = routes::refused(&cluster.destinations);
         let is_routed = |address: &&IpAddr| !refused.iter().any(|cidr| cidr.contains(*address));
         let of = |node: &NodeRow| -> Vec<IpAddr> {
@@ -222,10 +201,7 @@ impl NodeNetwork {
         self.policy.set_cluster(routes::peers(&cluster.destinations), addresses).await
     }
 
-    /// Derives new links' MTU from the uplinks. Returns the former one and the new one.
-    ///
-    /// # Errors
-    /// The kernel's; the MTU stays.
+    /// Derives new links' MTU from the uplinks. Returns former and new MTU; an error keeps the former.
     pub async fn observe_mtu(&self) -> Result<(NodeMtu, NodeMtu), KernelError> {
         let uplinks = match self.config.mtu {
             Some(_) => Vec::new(),
@@ -235,7 +211,7 @@ impl NodeNetwork {
         Ok((std::mem::replace(&mut *lock(&self.mtu), now.clone()), now))
     }
 
-    /// In bytes, without a requested MTU.
+    /// MTU of links without a requested one, bytes.
     #[must_use]
     pub fn mtu(&self) -> u32 {
         lock(&self.mtu).bytes

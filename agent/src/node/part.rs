@@ -29,7 +29,7 @@ pub type Fill = Arc<dyn Fn(&mut AgentStatus) + Send + Sync>;
 pub struct Parts {
     fills: Mutex<BTreeMap<&'static str, Arc<Part<Fill>>>>,
     pub(crate) counters: Arc<Part<Result<Vec<MetricRow>, KernelError>>>,
-    /// The admin thread's: independent of the main runtime.
+    /// Independent of the main runtime.
     runtime: OnceLock<Handle>,
     pub(crate) stale: AtomicU64,
 }
@@ -66,12 +66,12 @@ pub enum Reading<T> {
         value: T,
         /// Its age.
         age: Duration,
-        /// Of the running look.
+        /// Age of the running look.
         waiting: Duration,
     },
     /// A timeout, without an earlier answer.
     Unknown {
-        /// Of the running look.
+        /// Age of the running look.
         waiting: Duration,
     },
 }
@@ -118,7 +118,7 @@ impl<T: Clone + Send + 'static> Part<T> {
         loop {
             let ended = self.ended.notified();
             tokio::pin!(ended);
-            // Registered before the read, so that no end is missed.
+            // Before the read, so that no end is missed.
             ended.as_mut().enable();
             let is_free = {
                 let mut slot = lock(&self.slot);
@@ -154,7 +154,6 @@ impl<T: Clone + Send + 'static> Part<T> {
         }
     }
 
-    /// Not joined: a look may never end.
     fn start<F>(self: &Arc<Self>, runtime: &Handle, look: F)
     where
         F: Future<Output = T> + Send + 'static,
@@ -164,7 +163,6 @@ impl<T: Clone + Send + 'static> Part<T> {
     }
 }
 
-/// Recorded also after a drop or panic.
 struct Look<T> {
     part: Arc<Part<T>>,
     found: Option<T>,

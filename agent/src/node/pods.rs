@@ -1,4 +1,4 @@
-//! Rows of this node's pods in the cluster feed, for the pods' endpoints.
+//! The cluster feed's rows of this node's pods, for their endpoints.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,16 +7,15 @@ use wharf_cluster::feed::{Changed, FeedPod, OwnPods, PodRef};
 use wharf_core::endpoint::{EndpointRecord, PodRow};
 use wharf_kit::sync::lock;
 
-/// A row of this node's pods by uid; `None` for one that is gone.
+/// A row by the pod's uid; `None`: gone.
 pub type ChangedRow = (Arc<str>, Option<Arc<FeedPod>>);
 
-/// Rows that the consumer of the feed has put in force.
+/// Rows that the feed's consumer has put in force.
 #[derive(Default)]
 pub struct Pods {
     has_feed: bool,
     /// Held for look-ups only.
     rows: Mutex<OwnPods>,
-    /// Wakes creates that wait for a row.
     changed: Notify,
 }
 
@@ -27,13 +26,13 @@ impl Pods {
         Self { has_feed, ..Self::default() }
     }
 
-    /// Whether the endpoint takes its labels from a row: it is of a pod, and there is a feed.
+    /// Whether the endpoint's labels come from a row: it has a pod, and there is a feed.
     #[must_use]
     pub fn expects_row(&self, record: &EndpointRecord) -> bool {
         self.has_feed && pod_of(record).is_some()
     }
 
-    /// The changes that concern pods of node `own`.
+    /// Changes of pods of node `own`.
     #[must_use]
     pub fn of_own(&self, own: &str, pods: &Changed<FeedPod>) -> Vec<ChangedRow> {
         let rows = lock(&self.rows);
@@ -58,7 +57,7 @@ impl Pods {
         lock(&self.rows).row_of(pod_of(record)?).cloned()
     }
 
-    /// The record with the row of its pod; `None` if unchanged.
+    /// The record with its pod's row; `None` if unchanged.
     #[must_use]
     pub fn with_row(&self, record: &EndpointRecord) -> Option<EndpointRecord> {
         let row = PodRow::from(&**lock(&self.rows).row_of(pod_of(record)?)?);
@@ -72,7 +71,7 @@ impl Pods {
         loop {
             let changed = self.changed.notified();
             tokio::pin!(changed);
-            // Registered before the look, so that no change is missed.
+            // Before the look, so that no change is missed.
             changed.as_mut().enable();
             if self.with_row(record).is_some() {
                 return;

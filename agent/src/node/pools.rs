@@ -1,4 +1,4 @@
-//! Pools that follow this node's row, with `--pools-from-cluster`.
+//! Pools of `--pools-from-cluster` follow this node's row.
 
 use ipnet::IpNet;
 use wharf_cluster::pools::Decision;
@@ -15,14 +15,14 @@ use super::{health, lifecycle::Lifecycle};
 use crate::cluster::pools::usable;
 
 impl Lifecycle {
-    /// Compares the pod CIDRs of this node's row with the pools in use. Other usable ones restart the agent in place.
+    /// Compares the row's pod CIDRs with the pools in use. Other usable ones restart the agent in place.
     ///
     /// # Errors
-    /// The kernel cannot be read, or the pod CIDRs cannot be kept for the next start; the pools in use stay.
+    /// Unreadable kernel, or unwritable file; the pools in use stay.
     pub async fn follow_row(&self) -> Result<(), String> {
         let Some(own) = self.network.cluster.own_pools() else { return Ok(()) };
         let Some(row) = self.network.cluster.own_pod_cidrs() else { return Ok(()) };
-        // A restart would lose the pools that the row may have again.
+        // A restart would lose pools that the row may have again.
         let decision = if self.network.cluster.is_partial(&row) { Decision::Keep } else { own.decide(&row).await };
         match (decision, usable(&self.config, &row)) {
             (Decision::Keep, _) => own.settle(),
@@ -44,9 +44,7 @@ impl Lifecycle {
         Ok(())
     }
 
-    /// Why the CIDRs of `ipam` cannot be this node's pools: a start with them would fail.
     async fn unfit(&self, cidrs: &[IpNet], ipam: &Ipam) -> Result<Option<String>, KernelError> {
-        // The health endpoint gets another address.
         let is_held = |owner: &LeaseOwner| *owner != LeaseOwner::Node && !health::holds(owner);
         for router in ipam.routers() {
             let lease = lock(&self.network.addresses.ipam).get(router).cloned();

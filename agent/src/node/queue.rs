@@ -12,16 +12,15 @@ use wharf_core::ids::Attachment;
 use wharf_handover::queue::{BAD, Entry, Queue, QueueError};
 use wharf_kit::{clock, sync::lock};
 
-/// Age at which a missing canary is reported.
 const CANARY_PATIENCE: Duration = Duration::from_secs(5);
-/// Age of a record that degrades the queue, milliseconds.
+/// Milliseconds until a record degrades the queue.
 const OLD_MS: u64 = 60_000;
 
 /// The queue.
 pub struct Deletions {
     /// The directory.
     pub queue: Queue,
-    /// Serializes drains, which would otherwise repeat deletes. Held across deletes, which are bounded.
+    /// Serializes drains. Held across deletes, which are bounded.
     turn: tokio::sync::Mutex<()>,
     seen: Mutex<Seen>,
     since: Instant,
@@ -36,7 +35,7 @@ struct Seen {
     canary: Canary,
 }
 
-/// A failed delete. Its age starts with the difference of wall clocks, and follows the monotonic clock.
+/// A failed delete, whose age starts with the difference of wall clocks and follows the monotonic clock.
 struct Waiting {
     age_ms: u64,
     met: Instant,
@@ -105,19 +104,19 @@ impl Deletions {
         }
     }
 
-    /// In milliseconds.
+    /// Age of an entry, milliseconds.
     #[must_use]
     pub fn age_ms(&self, entry: &Entry) -> u64 {
         let seen = lock(&self.seen);
         seen.waiting.get(&entry.name).map_or_else(|| Waiting::meet(entry.written_unix_ms).age_ms, Waiting::age_ms)
     }
 
-    /// The turn to drain.
+    /// Waits for the turn to drain.
     pub async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
         self.turn.lock().await
     }
 
-    /// Remaining records (file name, write time), files put aside now, and in total.
+    /// Records remaining files (name, write time), and files set aside now and in total.
     pub fn drained(&self, stay: &[(String, u64)], unusable: u64, aside: u64) {
         let mut seen = lock(&self.seen);
         let mut before = std::mem::take(&mut seen.waiting);
@@ -134,7 +133,7 @@ impl Deletions {
         lock(&self.seen).drained += 1;
     }
 
-    /// The canary was sent, or why not.
+    /// Records the canary, or why it was not sent.
     pub fn canary_sent(&self, sent: Result<String, QueueFailure>) {
         lock(&self.seen).canary = match sent {
             Ok(nonce) => Canary::Out { nonce, since: Instant::now() },
@@ -142,7 +141,7 @@ impl Deletions {
         };
     }
 
-    /// The canary was not sent.
+    /// Whether the canary could not be sent.
     pub fn canary_failed(&self) -> bool {
         matches!(lock(&self.seen).canary, Canary::Failed(_))
     }
@@ -158,14 +157,10 @@ impl Deletions {
         }
     }
 
-    /// Puts aside an unusable record.
-    ///
-    /// # Errors
-    /// The file cannot be moved.
+    /// Sets an unusable record aside.
     pub async fn discard(&self, name: &str) -> Result<(), QueueFailure> {
         let name = name.to_owned();
         let set_aside = self.blocking(move |queue| {
-            // A drain may have been first.
             let is_there = queue.list()?.iter().any(|entry| entry.name == name);
             queue.set_aside(&name).map(|()| is_there)
         });

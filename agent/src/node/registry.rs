@@ -1,4 +1,4 @@
-//! Endpoints by id and by interface, and free ids.
+//! Endpoints by id and interface, and free ids.
 //!
 //! A create reserves id and interface before its first side effect, a delete frees them after its last: creates of one
 //! attachment cannot overlap, and a late clean-up cannot hit the id's next endpoint. The lock is held for map
@@ -39,7 +39,7 @@ pub enum Taken {
 pub struct Registry {
     inner: Mutex<Inner>,
     left: Notify,
-    /// A start has inserted the recorded endpoints and claimed their addresses.
+    /// The recorded endpoints are inserted, their addresses claimed.
     restored: watch::Sender<bool>,
 }
 
@@ -49,10 +49,9 @@ struct Inner {
     by_interface: HashMap<(ContainerId, IfName), EndpointId>,
     /// By endpoints, prepared sets and clean-ups.
     taken: BTreeSet<EndpointId>,
-    /// Oldest first, so that reuse is late.
+    /// Oldest first, for late reuse.
     released: VecDeque<EndpointId>,
     next_unused: u16,
-    /// Endpoints with answered deletes.
     leaving: BTreeSet<(EndpointId, Epoch)>,
 }
 
@@ -75,13 +74,12 @@ impl Registry {
         self.restored.send_replace(true);
     }
 
-    /// Waits for the recorded endpoints; before, an endpoint would look deleted and its address free.
+    /// Waits for the recorded endpoints; before, an endpoint looks deleted and its address free.
     pub async fn restored(&self) {
-        // The sender lives as long as `self`.
         let _ = self.restored.subscribe().wait_for(|restored| *restored).await;
     }
 
-    /// Until the guard drops, an answered delete's endpoint is leaving.
+    /// An answered delete's endpoint is leaving until the guard drops.
     #[must_use]
     pub fn leaves(&self, handle: &Handle) -> Leaving<'_> {
         let who = (handle.id, handle.epoch);
@@ -101,7 +99,7 @@ impl Registry {
         !lock(&self.inner).leaving.is_empty()
     }
 
-    /// Waits for leaving endpoints of `concern`; returns whether there was one. The kernel takes tens of milliseconds.
+    /// Waits for leaving endpoints of `concern`, tens of milliseconds; returns whether there was one.
     pub async fn settled(&self, concern: impl Fn(&EndpointRecord) -> bool) -> bool {
         let wanted: Vec<_> = {
             let inner = lock(&self.inner);
@@ -119,7 +117,7 @@ impl Registry {
         }
     }
 
-    /// Unused, else the earliest freed.
+    /// Takes an unused id, else the earliest freed.
     #[must_use]
     pub fn take_id(&self) -> Option<EndpointId> {
         let mut inner = lock(&self.inner);
@@ -145,25 +143,24 @@ impl Registry {
         lock(&self.inner).taken.len() >= usize::from(MAX_ENDPOINT_ID)
     }
 
-    /// An earlier run's; false if taken.
+    /// Takes an earlier run's id; false if taken.
     pub fn claim_id(&self, id: EndpointId) -> bool {
         lock(&self.inner).taken.insert(id)
     }
 
-    /// The last step of a delete.
+    /// Frees an id, as a delete's last step.
     pub fn free_id(&self, id: EndpointId) {
         let mut inner = lock(&self.inner);
-        // Higher ids count as unused.
         if inner.taken.remove(&id) && id.get() <= inner.next_unused {
             inner.released.push_back(id);
         }
     }
 
-    /// Inserts an endpoint unless interface, link, addresses or ports are in use. Ports are until their endpoint
-    /// leaves: the kernel may still have them.
+    /// Inserts an endpoint unless interface, link, addresses or ports are in use. Ports stay in use until their
+    /// endpoint leaves: the kernel may still have them. IPAM leases most addresses later.
     ///
     /// # Errors
-    /// The other endpoint. IPAM leases most addresses later.
+    /// The other endpoint.
     pub fn insert(&self, handle: Handle) -> Result<(), Taken> {
         let key = interface_key(&handle);
         let addresses: Vec<IpAddr> = addresses_of(&handle).collect();
@@ -215,7 +212,7 @@ impl Registry {
         lock(&self.inner).by_id.get(&id).cloned()
     }
 
-    /// In a container.
+    /// A container's endpoint by interface.
     #[must_use]
     pub fn by_interface(&self, container: &ContainerId, ifname: &IfName) -> Option<Handle> {
         let inner = lock(&self.inner);
@@ -223,7 +220,7 @@ impl Registry {
         inner.by_id.get(id).cloned()
     }
 
-    /// The next id's; wraps around.
+    /// The endpoint with the next id; wraps around.
     #[must_use]
     pub fn next_after(&self, id: EndpointId) -> Option<Handle> {
         let inner = lock(&self.inner);

@@ -15,17 +15,17 @@ use crate::node::endpoint::Handle;
 /// Between background batches of about 1 ms.
 pub const PACE: Duration = Duration::from_millis(20);
 
-/// For each lane. A check blocks a thread for about 1 ms.
+/// Per lane. A check blocks a thread for about 1 ms.
 pub const AT_ONCE: usize = 4;
 
-/// Who checks.
+/// Source of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lane {
     /// The agent, every [`PACE`].
     Background,
     /// A CHECK, unpaced.
     Check,
-    /// As CHECK, with separate permits.
+    /// A client, with separate permits.
     Client,
 }
 
@@ -33,7 +33,7 @@ pub enum Lane {
 #[derive(Debug)]
 pub struct SelfChecks {
     rows: Mutex<BTreeMap<EndpointId, Row>>,
-    /// The last background batch's start. Held during the wait, so that batches are [`PACE`] apart.
+    /// Last batch's start. Held during the wait, so that batches are [`PACE`] apart.
     turn: tokio::sync::Mutex<Option<Instant>>,
     checks: Semaphore,
     clients: Semaphore,
@@ -51,7 +51,6 @@ pub(crate) struct Row {
     /// The id may be reused.
     epoch: Epoch,
     pub(crate) seen: SelfCheck,
-    /// This alarm caused a regeneration.
     pub(crate) asked: bool,
 }
 
@@ -63,7 +62,7 @@ impl SelfChecks {
         rows.get(&id).filter(|row| row.epoch == epoch).map(|row| row.seen.clone()).unwrap_or_default()
     }
 
-    /// With an alarm.
+    /// Endpoints with an alarm.
     #[must_use]
     pub fn failing(&self) -> u64 {
         lock(&self.rows).values().filter(|row| row.seen.alarm.is_some()).count() as u64

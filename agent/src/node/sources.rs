@@ -1,4 +1,4 @@
-//! Checks source prefixes against the addresses of this node and of its endpoints.
+//! Checks source prefixes against addresses of this node and its endpoints.
 
 use std::net::IpAddr;
 
@@ -9,7 +9,7 @@ use wharf_kit::sync::lock;
 use crate::node::{endpoint::View, error::SourcesRefusal, lifecycle::Lifecycle, registry::Registry};
 
 /// Refuses prefixes that contain addresses of pools, services, other nodes' containers, gateways, the node or endpoints
-/// other than `own`. Prefixes of two endpoints may overlap: both may use one virtual address.
+/// other than `own`. Two endpoints' prefixes may overlap, for a shared virtual address.
 pub(crate) async fn check(
     life: &Lifecycle,
     sources: &SourcePrefixes,
@@ -54,7 +54,7 @@ pub(crate) async fn check(
     Ok(())
 }
 
-/// Endpoints that may send from an address in their prefixes, with the prefixes in words.
+/// Endpoints whose prefixes contain the address, with the prefixes in words.
 #[must_use]
 pub fn allowed_to(registry: &Registry, address: IpAddr) -> Vec<(EndpointId, String)> {
     let of = |v: &View| {

@@ -1,6 +1,6 @@
 //! Stored timelines of endpoints, for `wharf explain`.
 //!
-//! A transaction of an endpoint also writes its timeline. A slow batch ([`write()`]) writes the rest and removes old
+//! An endpoint's transaction also writes its timeline. A slow batch ([`write()`]) writes the rest and removes old
 //! lives; a killed agent loses only entries since the last batch.
 
 use std::{
@@ -31,12 +31,12 @@ use crate::{
 
 /// Interval of [`write()`].
 pub const INTERVAL: Duration = Duration::from_secs(5);
-/// Small, so that other commits are not delayed.
+/// Small, to not delay other commits.
 const BATCH: usize = 512;
-/// For failed creates while the store refuses writes.
+/// Failed creates while the store refuses writes.
 const MAX_LATER: usize = 1_024;
 
-/// Without an endpoint in memory: ended, or loaded before restore.
+/// Timelines without an endpoint in memory: ended, or loaded before restore.
 #[derive(Default)]
 pub struct Timelines {
     inner: Mutex<Inner>,
@@ -47,9 +47,7 @@ pub struct Timelines {
 struct Inner {
     /// As JSON: one allocation each.
     past: Past<Box<[u8]>>,
-    /// Unwritten, oldest first.
     later: VecDeque<Life>,
-    /// At the start, for restore.
     loaded: HashMap<(EndpointId, Epoch), Entries>,
 }
 
@@ -105,7 +103,7 @@ impl Timelines {
         lock(&self.inner).later.iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
     }
 
-    /// Dropped unwritten.
+    /// Lives dropped unwritten.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped.load(Ordering::Relaxed)
@@ -134,7 +132,7 @@ pub fn phase(
 pub fn deleted(shared: &Shared, took: Duration) -> Life {
     let text = "nothing of it is left; time of the whole delete";
     let mut life = shared.life(Some(Ended { at_unix_ms: clock::unix_ms(), how: End::Deleted }));
-    // Not the endpoint's: the transaction may fail.
+    // Not the endpoint's entry: the transaction may fail.
     life.entries.push(entry(Operation::Delete, "remove-record", Some(took), Outcome::Ok, text));
     life.trim();
     life
@@ -148,7 +146,7 @@ pub fn create_failed(shared: &Shared) -> Life {
     life
 }
 
-/// A create that the agent's end interrupted and restore undid.
+/// Life of a create that the agent's end interrupted and restore undid.
 #[must_use]
 pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Life {
     let now = clock::unix_ms();
@@ -169,7 +167,7 @@ pub fn interrupted(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Lif
     Life { who, ended: Some(Ended { at_unix_ms: now, how: End::CreateFailed }), entries }
 }
 
-/// Loads timelines before restore. After a failure, the agent starts without them.
+/// Loads timelines before restore; a failed load gives none.
 pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
     let (lives, unreadable) = match store.lives().await {
         Ok(found) => found,
@@ -199,10 +197,8 @@ pub async fn load(timelines: &Timelines, store: &Store, snapshot: &Snapshot) {
     }
 }
 
-/// Writes new entries and removes lives that ended longer than `keep` before `now_ms` (Unix epoch), in one transaction.
-///
-/// # Errors
-/// The store; the next batch retries.
+/// In one transaction, writes new entries and removes lives that ended longer than `keep` before `now_ms` (Unix epoch).
+/// After an error, the next batch retries.
 pub async fn write(
     timelines: &Timelines,
     store: &Store,
@@ -216,7 +212,6 @@ pub async fn write(
     store.take_untold().into_iter().for_each(|life| timelines.later(life));
     let keep_ms = u64::try_from(keep.as_millis()).unwrap_or(u64::MAX);
     let (later, old) = {
-        // Explanations read `later` until then.
         let inner = lock(&timelines.inner);
         let later: Vec<Life> = inner.later.iter().take(BATCH).cloned().collect();
         (later, inner.past.outdated(now_ms, keep_ms, MAX_PAST, BATCH))

@@ -1,4 +1,4 @@
-//! Follows the node's addresses, so that the rows cover a new address at once.
+//! Follows the node's addresses, so that rows cover a new one at once.
 
 use tokio_util::sync::CancellationToken;
 use wharf_datapath::AddressChanges;

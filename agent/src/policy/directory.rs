@@ -23,7 +23,6 @@ use wharf_policy::{
 use super::error::{PolicyError, told};
 
 const MAX_FILES: usize = 10_000;
-/// Minimum age of a modification.
 const SETTLES: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +66,6 @@ pub(super) struct Files {
     changes: u64,
     unreadable: Option<PolicyError>,
     pub(super) not_taken: Option<PolicyError>,
-    /// Policies that another file or an import has.
     taken: BTreeMap<PolicyName, String>,
 }
 
@@ -93,7 +91,6 @@ impl Files {
         let read = self.read(directory, age);
         self.unreadable = read.as_ref().err().cloned();
         match read {
-            // A start uses the saved texts.
             Err(_) if age == Age::Any && self.known => {}
             other => other?,
         }
@@ -121,7 +118,6 @@ impl Files {
         for path in there {
             let file = self.files.entry(path.clone()).or_default();
             bytes -= file.text.len();
-            // Follows symbolic links.
             match fs::metadata(&path) {
                 Ok(metadata) => self.changes += u64::from(file.renew(&path, &metadata, age, MAX_TEXTS - bytes)),
                 Err(error) => file.refuse(&path, error.to_string()),
@@ -180,12 +176,11 @@ impl Files {
 }
 
 impl File {
-    /// Reads up to `room` bytes; returns whether the content changed.
+    /// Returns whether the content changed.
     fn renew(&mut self, path: &Path, metadata: &Metadata, age: Age, room: usize) -> bool {
         let Ok(modified) = metadata.modified() else { return false };
         let changed = (metadata.ctime(), metadata.ctime_nsec());
         let stamp = (metadata.dev(), metadata.ino(), metadata.size(), modified, changed);
-        // A time in the future counts as old.
         let is_fresh = modified.elapsed().is_ok_and(|since| since < SETTLES);
         if self.stamp == Some(stamp) || age == Age::Settled && is_fresh {
             return false;
@@ -291,7 +286,6 @@ mod tests {
             "{problem}"
         );
 
-        // Its last policies stay in force; texts of another directory are ignored.
         let kept = files.look(directory.path(), Age::Any).expect("policies").texts;
         let gone = directory.path().join("gone");
         let elsewhere: Texts =

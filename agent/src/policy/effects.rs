@@ -18,7 +18,6 @@ use wharf_kit::kept;
 use super::{Guard, Policy, error::PolicyError, names, now};
 use crate::proxy::{Completion, name};
 
-/// The state, and the result of a change.
 pub(super) type Realized = (Guard, Result<(), PolicyError>);
 
 impl Policy {
@@ -34,7 +33,6 @@ impl Policy {
                 change.push(Input::Node(addresses.into_iter().collect()));
                 Transaction::begin(&inner.state, terms, change, now())
             }
-            // Reads them again.
             Err(_) => Transaction::correct(&inner.state, terms, change, now()),
         };
         self.perform(inner, first).await
@@ -45,7 +43,6 @@ impl Policy {
             effect = match effect {
                 Effect::Compute(next) if next.is_quick(&inner.state) => next.compute(&mut inner.state),
                 Effect::Compute(next) => {
-                    // Many rows take tens of milliseconds.
                     let computed = tokio::task::spawn_blocking(move || {
                         let effect = next.compute(&mut inner.state);
                         (inner, effect)
@@ -139,7 +136,6 @@ impl Policy {
         answered.map_err(late)?
     }
 
-    /// Whether the file has the ports.
     fn keep_ports(&self, ports: Option<Ports>) -> bool {
         let Some(ports) = ports else { return false };
         wharf_crash::point("policy/before-ports");
@@ -151,7 +147,7 @@ impl Policy {
         kept.is_ok()
     }
 
-    /// Answers after the fsync, which may take longer than a runtime thread may be blocked.
+    /// Waits for the fsync outside of runtime threads.
     pub(super) async fn save(&self, names_stale: &mut bool, file: File) -> Result<(), PolicyError> {
         let path = match &file {
             File::Documents { .. } => self.file.clone(),

@@ -13,16 +13,15 @@ use wharf_policy::read::read;
 
 use super::{Guard, Policy, effects::Realized, error::PolicyError, now};
 
-/// Failed attempts with rows that do not fit, in one call: policy is locked meanwhile. The other rows wait for
-/// [`Policy::ensure`].
+/// Failed attempts per call, during which policy is locked. Other rows wait for [`Policy::ensure`].
 const ATTEMPTS: usize = 32;
 
 impl Policy {
-    /// Takes changes of the cluster feed: labels of namespaces, policies, and containers of nodes other than `own`.
-    /// `complete`: with these. Before [`Policy::start`], no row is written.
+    /// Takes the feed's changes: labels of namespaces, policies, and containers of nodes other than `own`. `complete`:
+    /// with these. Writes no row before [`Policy::start`].
     ///
     /// # Errors
-    /// Rows of containers do not fit, or the policies are lost: these changes are to be taken again. The kernel
+    /// Container rows do not fit, or lost policies: the caller repeats the changes. The kernel refused:
     /// refused: retried by [`Policy::ensure`].
     pub async fn take_feed(&self, own: &str, effects: Effects, complete: Complete) -> Result<(), PolicyError> {
         let Effects { pods, namespaces, policies, .. } = effects;
@@ -64,7 +63,7 @@ impl Policy {
         result
     }
 
-    /// Takes the rows that wait, and refuses those that do not fit or that the proxy refuses, one by one.
+    /// Refuses waiting rows that do not fit or that the proxy refuses, one by one.
     async fn try_rows(&self, mut inner: Guard) -> Realized {
         let mut failed = 0;
         while failed < ATTEMPTS
@@ -81,7 +80,7 @@ impl Policy {
         (inner, Ok(()))
     }
 
-    /// Tries rows that wait, and refused rows when tables have more room.
+    /// Also tries refused rows when tables have more room.
     pub(super) async fn retry_rows(&self, mut inner: Guard) -> Result<(), PolicyError> {
         inner.state.retry_unfit(now());
         if !inner.state.feed.has_waiting() {
@@ -90,7 +89,7 @@ impl Policy {
         self.try_rows(inner).await.1
     }
 
-    /// Puts `documents` in force without policies of the cluster feed that do not fit.
+    /// Leaves out feed policies that do not fit.
     pub(super) async fn fit(&self, mut inner: Guard, documents: Documents) -> Realized {
         let fitted = tokio::task::spawn_blocking(move || {
             let fitted = inner.state.fit(documents, now());
@@ -104,13 +103,12 @@ impl Policy {
         }
     }
 
-    /// Rows of the cluster feed that are not in force as they are, by key.
+    /// Rows of the feed that are not fully in force, by key.
     pub async fn refused_rows(&self) -> BTreeMap<String, RefusedPolicy> {
         self.lock_early().await.state.refused_rows()
     }
 }
 
-/// Rows of the cluster feed to policies, and the refused rows with the cause.
 fn parsed(rows: Changed<FeedPolicy>) -> (FeedRows, BTreeMap<String, String>) {
     let (mut taken, mut refused) = (BTreeMap::new(), BTreeMap::new());
     for (key, row) in rows {

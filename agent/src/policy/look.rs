@@ -47,7 +47,6 @@ pub struct Ask {
 /// RFC 8200, 4.7; for protocols without ports.
 const NO_NEXT_HEADER: u8 = 59;
 
-/// In an explanation.
 const NAMESPACES_AWAITED: &str = "the producer of the cluster feed has not sent every namespace: rules that select by \
                                   labels of the others accept nothing, and deny";
 

@@ -1,36 +1,23 @@
-//! Network policy: [`wharf_enforce`] decides, this room performs.
+//! Network policy: [`wharf_enforce`] decides, this module performs.
 //!
-//! | file | content |
-//! |---|---|
-//! | `effects` | performs the effects of a change: files, proxy, kernel |
-//! | `start` | saved state, endpoints, then the first rows |
-//! | `feed` | rows of the cluster feed |
-//! | `directory` | the policy directory |
-//! | `names` | addresses of names, from DNS answers |
-//! | `addresses` | addresses of the node |
-//! | `proxied` | connections that the proxy must end |
-//! | `look` | views for the API |
-//! | `probes` | test packets for the self-check |
+//! **Order.** One change at a time: compute rows, save the wanted state, change the kernel's rows in an order that
+//! never passes what both states deny. After a partial failure, the next change starts from the kernel's rows.
 //!
-//! **Order.** Changes run one at a time: compute the rows, save the wanted state, change the kernel's rows in an order
-//! that never lets pass what both states deny. After a partial failure, the next change starts from the kernel's rows.
+//! **Proxy.** Rules with requests redirect to its listeners. Before rows change, the proxy gets listeners and members
+//! of both states, and the agent waits for its acknowledgement, unless it does not answer; a refused listener refuses
+//! the change. Then the proxy gets the new state; a listener keeps a lost member for half a second, for open handshakes
+//! ([`wharf_enforce::redirects`]). If some of a member's connections no longer belong to a remaining listener, the
+//! proxy ends the member's earlier connections half a second later. A revision is realized when the proxy has
+//! acknowledged it and earlier connections have ended. A connection to a missing listener is dropped, unless the rule
+//! lets it pass.
 //!
-//! **The proxy.** Rules with requests redirect to its listeners. Before rows change, the proxy gets listeners and
-//! members of both states, and the agent waits for its acknowledgement, unless it does not answer; a refused listener
-//! refuses the change. Then the proxy gets the new state; a listener keeps a lost member for another half second, so
-//! that open handshakes complete ([`wharf_enforce::redirects`]). If rows lead some of a member's connections away from
-//! a listener that stays, the member begins another round: half a second later, the proxy ends its earlier connections.
-//! A revision is realized when the proxy has acknowledged and connections judged by earlier requests have ended. A
-//! connection to a missing listener is dropped, or passes if the rule says so.
+//! Nothing is computed without a policy or an endpoint that is isolated without one. [`Policy::put_endpoint`] precedes
+//! the attachment of programs, which then find their rows.
 //!
-//! Nothing is computed until there is a policy, or an endpoint that is isolated without one. [`Policy::put_endpoint`]
-//! precedes the attachment of programs, so that they find their rows.
-//!
-//! **A lost file.** The wanted state is saved before any row is written: rules in the kernel without that file mean
-//! lost policies. The agent then keeps the rows and refuses changes ([`PolicyError::Lost`]) until an import or the
-//! removal of all policies; otherwise isolated containers would become reachable. The file does not have the policies
-//! of the cluster feed, only whether there are any: until the feed's rows are all known and read, they count as lost,
-//! also without rules in the kernel.
+//! **Lost file.** The wanted state is saved before rows: kernel rules without that file mean lost policies. The agent
+//! then keeps the rows and refuses changes ([`PolicyError::Lost`]) until an import or the removal of all policies;
+//! otherwise isolated containers would become reachable. Of the cluster feed's policies, the file has only whether
+//! there are any; until all rows of the feed are read, they count as lost.
 
 pub mod addresses;
 mod directory;
@@ -95,17 +82,15 @@ pub struct Policy {
     directory: Option<PathBuf>,
     redirects_file: PathBuf,
     names_file: PathBuf,
-    /// Enforces the rules about requests and names.
+    /// Enforces rules about requests and names.
     pub proxy: Proxy,
     uses_proxy: AtomicBool,
-    /// Without what depends on the policies.
     mode: Mode,
     settings: Settings,
-    /// The first rows are computed; see [`Policy::start`].
     started: watch::Sender<bool>,
-    /// Endpoints removed before [`Policy::start`] has written the first rows, which does not hold up their removal.
+    /// Removals before the first rows do not wait for them.
     removed_early: std::sync::Mutex<Option<Vec<(EndpointId, Epoch)>>>,
-    /// Orders the changes of rows: held across kernel calls, which the caller bounds.
+    /// Orders changes of rows. Held across kernel calls, which the caller bounds.
     inner: Arc<Mutex<Inner>>,
 }
 
@@ -114,15 +99,12 @@ type Guard = OwnedMutexGuard<Inner>;
 struct Inner {
     state: State,
     files: directory::Files,
-    /// Why the directory's policies do not fit, with its changes, the wanted revision and the writes of rows.
     too_large: Option<((u64, u64, u64), PolicyError)>,
-    /// The file of names is out of date.
     names_stale: bool,
-    /// The proxy has no listener since then.
     left_proxy: Option<Instant>,
 }
 
-/// Follows a paused clock of tests.
+/// Follows a test's paused clock.
 fn now() -> std::time::Instant {
     Instant::now().into_std()
 }
@@ -159,26 +141,20 @@ impl Policy {
     /// Adds or updates an endpoint and its rows.
     ///
     /// # Errors
-    /// As [`Policy::start`]. The endpoint is as before for policy; after a failure of the kernel, [`Policy::ensure`]
-    /// corrects its rows.
+    /// As [`Policy::start`]. The endpoint is unchanged; after a kernel failure, [`Policy::ensure`] corrects its rows.
     pub async fn put_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let inner = self.lock().await;
         self.realize(inner, Terms::ENDPOINT, vec![Input::Endpoint(record.clone().into())]).await.1
     }
 
-    /// Rolls back [`Policy::put_endpoint`].
-    ///
-    /// # Errors
-    /// The kernel refused: retried.
+    /// Rolls back [`Policy::put_endpoint`]; a kernel error is retried.
     pub async fn put_back_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let inner = self.lock().await;
         self.realize(inner, Terms::FACT, vec![Input::Endpoint(record.clone().into())]).await.1
     }
 
-    /// Removes an endpoint's rows, after its link left every look-up: without rows its programs accept everything.
-    ///
-    /// # Errors
-    /// The kernel refused: retried.
+    /// Removes an endpoint's rows; a kernel error is retried. Its link must have left every look-up: without rows its
+    /// programs accept everything.
     pub async fn remove_endpoint(&self, id: EndpointId, epoch: Epoch) -> Result<(), PolicyError> {
         if let Some(removed) = &mut *lock(&self.removed_early) {
             // The start removes the rows before another endpoint gets the id or address.
@@ -187,14 +163,14 @@ impl Policy {
         }
         let mut inner = self.lock().await;
         inner.state.forget_unrecorded(id);
-        // Rows of lost policies go with them; before, no endpoint gets the id or address.
+        // Rows of lost policies go with them; no endpoint gets the id or address earlier.
         or_lost(self.realize(inner, Terms::FACT, vec![Input::NoEndpoint(id, epoch)]).await.1)
     }
 
     /// Imports all policies of a text, or none.
     ///
     /// # Errors
-    /// Text, row or listener refused, or saving failed: nothing has changed. The kernel refused: retried.
+    /// Refused text, row or listener, or not saved: nothing has changed. The kernel refused: retried.
     pub async fn import(&self, file: &str, text: &str) -> Result<PolicyChange, PolicyError> {
         let (file, text) = (file.to_owned(), text.to_owned());
         let parsed = tokio::task::spawn_blocking(move || Parsed::new(&file, &text));
@@ -205,15 +181,12 @@ impl Policy {
     /// Removes an imported policy.
     ///
     /// # Errors
-    /// Unknown, of the directory, or as [`Policy::import`].
+    /// Unknown name, a directory's policy, or as [`Policy::import`].
     pub async fn delete(&self, name: &PolicyName) -> Result<PolicyChange, PolicyError> {
         self.change(|wanted| wanted.delete(name)).await
     }
 
-    /// Removes all imported policies.
-    ///
-    /// # Errors
-    /// As [`Policy::import`].
+    /// Removes all imported policies. Errors as [`Policy::import`].
     pub async fn delete_all(&self) -> Result<PolicyChange, PolicyError> {
         self.change(|wanted| Ok(wanted.delete_all())).await
     }
@@ -246,7 +219,7 @@ impl Policy {
         self.perform(inner, correct).await.1
     }
 
-    /// Whether rows redirect to the proxy, or may soon.
+    /// Rows redirect to the proxy, or may soon.
     #[must_use]
     pub fn uses_proxy(&self) -> bool {
         self.uses_proxy.load(Ordering::Relaxed)
@@ -258,9 +231,6 @@ impl Policy {
     }
 
     /// Follows addresses and the policy directory, and retries failures.
-    ///
-    /// # Errors
-    /// A remaining failure.
     pub async fn ensure(&self) -> Result<(), PolicyError> {
         let mut inner = self.lock().await;
         let directory = match self.look_at_directory(&mut inner, directory::Age::Settled).await {
@@ -287,7 +257,6 @@ impl Policy {
         directory
     }
 
-    /// Follows the node's addresses, and writes rows that an earlier change has not written.
     async fn follow(&self, inner: Guard) -> effects::Realized {
         let addresses = match self.kernel.observe_addresses().await {
             Ok(addresses) => addresses.into_iter().collect(),
@@ -300,10 +269,7 @@ impl Policy {
         self.realize(inner, Terms::FACT, vec![Input::Node(addresses)]).await
     }
 
-    /// Follows the node's addresses.
-    ///
-    /// # Errors
-    /// As [`Policy::start`]; [`Policy::ensure`] retries.
+    /// Follows the node's addresses. After an error, [`Policy::ensure`] retries.
     pub async fn follow_addresses(&self) -> Result<(), PolicyError> {
         let inner = self.lock().await;
         let addresses = self.kernel.observe_addresses().await?.into_iter().collect();
@@ -313,10 +279,7 @@ impl Policy {
         or_lost(self.realize(inner, Terms::FACT, vec![Input::Node(addresses)]).await.1)
     }
 
-    /// Replaces the networks of containers of other nodes, and the addresses of other nodes.
-    ///
-    /// # Errors
-    /// As [`Policy::start`]; [`Policy::ensure`] retries.
+    /// Replaces addresses and container networks of other nodes. After an error, [`Policy::ensure`] retries.
     pub async fn set_cluster(
         &self,
         pods: impl IntoIterator<Item = IpNet>,
@@ -337,7 +300,7 @@ impl Policy {
         or_lost(self.realize(inner, Terms::FACT, change).await.1)
     }
 
-    /// Policies that did not fit are retried when files, wanted revision or rows change.
+    /// Retries policies that did not fit when files, revision or rows change.
     async fn follow_directory(&self, mut inner: Guard, found: directory::Found) -> Result<(), PolicyError> {
         let before = &inner.state.inputs().documents;
         let revision = before.revision;
@@ -362,10 +325,7 @@ impl Policy {
         result
     }
 
-    /// Reads the kernel's rows back and corrects them.
-    ///
-    /// # Errors
-    /// As [`Policy::start`].
+    /// Corrects the kernel's rows. Errors as [`Policy::start`].
     pub async fn put_right(&self) -> Result<(), PolicyError> {
         let inner = self.lock().await;
         if !inner.state.is_active() {
@@ -396,7 +356,6 @@ impl Policy {
         self.lock_early().await
     }
 
-    /// Also before [`Policy::start`].
     async fn lock_early(&self) -> Guard {
         Arc::clone(&self.inner).lock_owned().await
     }
@@ -415,21 +374,20 @@ impl Policy {
         Ok(PolicyChange { revision, realized, put: names(put), removed: names(removed) })
     }
 
-    /// Documents take effect once lost policies are replaced.
+    /// Documents take effect after lost policies are replaced.
     async fn take(&self, inner: Guard, documents: Documents) -> effects::Realized {
         let change = vec![Input::Documents(documents)];
         let (inner, result) = self.realize_with_addresses(inner, Terms::DOCUMENTS, change).await;
         (inner, or_lost(result))
     }
 
-    /// An agent that was killed between the files of the feed and of policy has not written it.
+    /// The last agent may have been killed between the files of feed and policy.
     async fn keep_cluster(&self, inner: &mut Inner) {
         if inner.state.lacks_cluster() {
             self.keep_or_warn(inner, "a start without the rows of the cluster feed would open containers").await;
         }
     }
 
-    /// Answers after the fsync, which may take longer than a runtime thread may be blocked.
     async fn keep_or_warn(&self, inner: &mut Inner, otherwise: &str) {
         let (documents, file) = (inner.state.inputs().documents.clone(), self.file.clone());
         let write = move || documents.to_text().and_then(|text| kept::write(&file, &text));
@@ -441,7 +399,6 @@ impl Policy {
     }
 }
 
-/// Lost policies are reported elsewhere: [`Policy::summary`].
 fn or_lost(result: Result<(), PolicyError>) -> Result<(), PolicyError> {
     match result {
         Err(PolicyError::Lost { .. }) => Ok(()),

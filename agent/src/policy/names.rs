@@ -1,4 +1,4 @@
-//! Addresses of names that containers looked up, for `toFQDNs`; `<state-dir>/names.json` keeps them over restarts.
+//! Addresses of names that containers looked up, for `toFQDNs`, kept over restarts in `<state-dir>/names.json`.
 //!
 //! An answer waits until the kernel has its rows. The file is written before them, so that a restart removes no address
 //! in use.
@@ -27,13 +27,13 @@ use crate::proxy::dns::Noted;
 pub const CONTROLLER: &str = "names";
 /// An expired address stays open up to this much longer.
 pub const INTERVAL: Duration = Duration::from_secs(15);
-/// Answers in one change, which writes the file once.
+/// Per change, which writes the file once.
 const AT_ONCE: usize = 64;
-/// Bytes: 10,000 addresses with different names of maximum length, and 50,000 claims.
+/// Bytes: 10,000 addresses with names of maximum length, and 50,000 claims.
 const MAX_FILE: u64 = 16 << 20;
 /// Addresses searched at once; each flow is compared with all.
 const LOOKED_FOR: usize = 256;
-/// Flows searched; beyond it, all addresses count as used.
+/// Searched flows; beyond, all addresses count as used.
 const FLOWS: usize = 100_000;
 
 #[derive(Serialize, Deserialize)]
@@ -114,7 +114,6 @@ impl Policy {
             inner.state.take(Input::Names(names, changed));
             return Ok(());
         }
-        // A later import finds the names.
         or_lost(self.realize(inner, Terms::ANSWERS, vec![Input::Names(names, changed)]).await.1)
     }
 
@@ -152,7 +151,6 @@ impl Policy {
         if over.is_empty() {
             if inner.names_stale {
                 let names = inner.state.inputs().names.clone();
-                // The next pass tries again.
                 drop(self.save(&mut inner.names_stale, File::Names(names)).await);
             }
             return Ok(());
@@ -165,7 +163,6 @@ impl Policy {
         let looked_for: BTreeSet<IpAddr> = filter.addresses.into_iter().collect();
         let inner = self.lock().await;
         let mut names = inner.state.inputs().names.clone();
-        // The others expire in a later pass.
         let is_used = |address| looked_for.contains(&address).then(|| found.more > 0 || used.contains(&address));
         let changed = names.expire(now, is_used);
         self.realize(inner, Terms::EXPIRED_NAMES, vec![Input::Names(names, changed)]).await.1

@@ -16,12 +16,12 @@ use wharf_policy::{
 
 use super::{Inner, Policy};
 
-/// Bounds of a check, which takes up to a millisecond.
+/// A check takes up to a millisecond.
 const NETWORKS: usize = 256;
 const PEERS: usize = 12;
 const PORTS: usize = 8;
 const EVERY_FAMILY: [bool; 2] = [true, false];
-/// No host has them (RFC 5737, RFC 3849).
+/// Addresses without a host (RFC 5737, RFC 3849).
 const NOBODY: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1))];
 /// Discard (RFC 863); rules rarely name it.
@@ -41,7 +41,6 @@ impl Policy {
     pub async fn probes(&self, record: &EndpointRecord) -> Probes {
         let inner = self.lock().await;
         let mut probes = Vec::new();
-        // The kernel has the wanted rows.
         if let (Some(tables), None) = (inner.state.tables(), inner.state.problem()) {
             let peers = self.peers(&inner, tables);
             for own in record.addresses() {
@@ -65,8 +64,8 @@ impl Policy {
         self.lock().await.state.writes()
     }
 
-    /// Two peers of each class and family, because one may be the endpoint; without the node's addresses, which always
-    /// pass, and services, decided elsewhere.
+    /// Two per class and family: one may be the endpoint. Without the node's addresses, which always pass, and
+    /// services, decided elsewhere.
     fn peers(&self, inner: &Inner, tables: &Tables) -> Vec<IpAddr> {
         let mut taken = BTreeMap::new();
         let mut is_new = |ipv4: bool, class| {
@@ -97,7 +96,6 @@ fn first(net: &IpNet) -> IpAddr {
 fn is_bound_to_a_link(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_broadcast(),
-        // And addresses that embed an IPv4 address.
         IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
     }
 }

@@ -1,4 +1,4 @@
-//! Connections of earlier rules: the proxy ends them after a change.
+//! After a change, the proxy ends connections of earlier rules.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -9,13 +9,12 @@ use super::{Guard, Policy, error::PolicyError, now};
 
 const FIRST_ANSWER: Duration = Duration::from_secs(3);
 
-/// Of [`Policy::settle`]. Later rows of the cluster feed wait meanwhile.
+/// Later rows of the cluster feed wait meanwhile.
 const SETTLES: Duration = Duration::from_secs(10);
 
 impl Policy {
-    /// Returns once connections judged by earlier rules have ended, or at `end`.
+    /// Returns at `end`, or when connections of earlier rules have ended.
     pub(super) async fn settled(&self, revision: u64, end: Option<Instant>) -> u64 {
-        // A running Envoy reconnects within a second.
         let mut first_answer = Some(Instant::now() + FIRST_ANSWER);
         loop {
             let mut inner = self.lock().await;
@@ -40,8 +39,8 @@ impl Policy {
         }
     }
 
-    /// Waits until the proxy has answered and no connection is judged by earlier rules, at most 10 s. A proxy that has
-    /// not acknowledged is waited for within its patience: [`Policy::refused_rows`] has the rows that depend on it.
+    /// Waits at most 10 s until the proxy has answered and earlier connections have ended. Waits for an acknowledgement
+    /// within the proxy's patience; [`Policy::refused_rows`] has the rows that depend on it.
     pub async fn settle(&self) {
         let end = Instant::now() + SETTLES;
         drop(tokio::time::timeout(self.proxy.redirects.patience(), self.proxy.redirects.answered()).await);
@@ -59,10 +58,8 @@ impl Policy {
         Ok(inner)
     }
 
-    /// Removes due members and begins due rounds, and looks at what the proxy owes.
     async fn let_go(&self, mut inner: Guard) -> Guard {
         let effect = Transaction::remove_due(&mut inner.state, now());
-        // It ends without an error: only rows fail.
         (inner, _) = self.perform(inner, effect).await;
         if inner.state.owed() != Owed::Nothing {
             inner.state.look_at_owed(&self.proxy.redirects.outstanding(), now());

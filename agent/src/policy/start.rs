@@ -1,4 +1,4 @@
-//! The start: saved state, endpoints, then the first rows.
+//! The start: saved state, endpoints, first rows.
 
 use std::sync::atomic::Ordering;
 
@@ -56,7 +56,7 @@ impl Policy {
         Ok(())
     }
 
-    /// At a start, after [`Policy::load`], takes the endpoints. `unrecorded`: those in the kernel without a record.
+    /// Takes the endpoints, after [`Policy::load`]. `unrecorded`: in the kernel without a record.
     pub async fn begin(
         &self,
         records: impl IntoIterator<Item = EndpointRecord>,
@@ -67,11 +67,11 @@ impl Policy {
         inner.state.begin(unrecorded.into_iter().collect());
     }
 
-    /// At a start, after [`Policy::begin`] and the rows of the cluster feed's file, writes all rows in one change.
-    /// Until it returns, the kernel keeps the rows of before, and everything but the removal of endpoints waits.
+    /// Writes all rows in one change, after [`Policy::begin`] and the rows of the cluster feed's file. Until then, the
+    /// kernel keeps the earlier rows, and everything except removals of endpoints waits.
     ///
     /// # Errors
-    /// Rows do not fit, also without rows of the cluster feed, or the kernel refused; the earlier rows stay.
+    /// Rows do not fit even without the cluster feed's, or the kernel refused; the earlier rows stay.
     pub async fn start(&self) -> Result<(), PolicyError> {
         let (mut inner, mut result) = self.first_rows().await;
         self.keep_cluster(&mut inner).await;
@@ -112,9 +112,8 @@ impl Policy {
         self.realize(inner, Terms::FACT, change).await
     }
 
-    /// Returns once [`Policy::start`] has.
+    /// Returns after [`Policy::start`].
     pub async fn started(&self) {
-        // Fails only if the sender is gone, which lives as long as `self`.
         drop(self.started.subscribe().wait_for(|started| *started).await);
     }
 

@@ -14,7 +14,7 @@ use wharf_kit::{clock, sync::lock};
 pub struct Awaited {
     /// Listener.
     pub listener: String,
-    /// Endpoint whose removal waits; `None` for a change of policy.
+    /// Endpoint whose removal waits; `None`: a change of policy.
     pub endpoint: Option<EndpointId>,
     /// Start, Unix time, milliseconds.
     pub since_unix_ms: u64,
@@ -22,7 +22,6 @@ pub struct Awaited {
     pub at_most: Option<Duration>,
 }
 
-/// Oldest first, until dropped.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Waits {
     /// Held for single map operations.

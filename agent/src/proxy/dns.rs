@@ -1,4 +1,4 @@
-//! The agent's DNS proxy, which serves rules about names.
+//! The agent's DNS proxy, for rules about names.
 
 use std::{collections::BTreeMap, future::Future, net::IpAddr, pin::Pin, sync::Arc, time::Duration};
 
@@ -10,7 +10,7 @@ use wharf_policy::model::Direction;
 
 use super::{Completion, Leaving, ProxyError, Redirect, RedirectTable, Redirects, envoy::PATIENCE, look::name};
 
-/// Answers that wait for policy: as many as concurrent queries.
+/// As many as concurrent queries.
 const ANSWERS: usize = 1_024;
 /// Retry interval of a port that did not open.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -21,7 +21,7 @@ pub type Noted = (Answer, oneshot::Sender<Result<(), String>>);
 /// Redirects to the DNS proxy.
 #[derive(Debug)]
 pub struct Dns {
-    /// Keeps only the last state: the server skips states in between.
+    /// Only the last state: the server skips states in between.
     asked: watch::Sender<Asked>,
     done: watch::Receiver<Done>,
 }
@@ -35,7 +35,6 @@ pub struct Server {
 
 #[derive(Debug, Default)]
 struct Asked {
-    /// Changes so far.
     number: u64,
     wanted: RedirectTable,
     leaving: Leaving,
@@ -43,7 +42,6 @@ struct Asked {
 
 #[derive(Debug, Default)]
 struct Done {
-    /// Last change in force.
     number: u64,
     refused: BTreeMap<u16, String>,
 }
@@ -63,7 +61,7 @@ impl Names for Teller {
 }
 
 impl Dns {
-    /// No redirects; server, learned answers and recorded verdicts.
+    /// Without redirects; returns server, learned answers and recorded verdicts.
     #[must_use]
     pub fn new(records: usize) -> (Self, Server, mpsc::Receiver<Noted>, mpsc::Receiver<Record>) {
         let (sender, answers) = mpsc::channel(ANSWERS);
@@ -177,7 +175,6 @@ impl Redirects for Dns {
         !self.asked.borrow().wanted.is_empty()
     }
 
-    /// A removed member's queries get no answer.
     fn speakers(&self, _: IpAddr) -> Vec<String> {
         Vec::new()
     }

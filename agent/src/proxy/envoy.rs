@@ -22,7 +22,6 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Created by `cargo xtask install`.
 const USER: &str = "wharf-envoy";
-/// If [`USER`] does not exist.
 const NOBODY: User = User { uid: 65_534, gid: 65_534 };
 
 /// Redirects to Envoy.
@@ -50,7 +49,7 @@ impl Envoy {
         Self { proxy, supervised, state: Mutex::default(), waits: Waits::default() }
     }
 
-    /// Of an endpoint's removal or, without `of`, a change of policy.
+    /// Without `of`: a change of policy.
     fn completion(&self, key: ListenerKey, wait: Wait, of: Option<EndpointId>) -> (String, Completion) {
         let name = key.to_string();
         let waiting = self.waits.begin(name.clone(), of, of.is_none().then_some(PATIENCE));
@@ -69,7 +68,6 @@ impl Envoy {
 /// Envoy's process.
 #[must_use]
 pub fn process(config: &AgentConfig) -> wharf_proxy::Envoy {
-    // Another supervisor chooses the user.
     let user = config.envoy.is_some().then(|| user(USER));
     wharf_proxy::Envoy { user, ..process_in(&config.run_dir, config.envoy.as_deref()) }
 }
@@ -87,10 +85,10 @@ fn user(name: &str) -> User {
     NOBODY
 }
 
-/// Whether Envoy can start, or why this process cannot check.
+/// Checks that Envoy can start; returns why this process cannot check.
 ///
 /// # Errors
-/// It cannot.
+/// It cannot start.
 pub fn check_program(config: &AgentConfig) -> Result<Option<String>, EnvoyError> {
     if config.envoy.is_some() { process(config).check_program() } else { Ok(None) }
 }

@@ -16,9 +16,9 @@ pub struct Look {
     pub status: Option<Status>,
     /// The agent starts Envoy.
     pub supervised: bool,
-    /// Redirects of Envoy, without leaving members.
+    /// Envoy's redirects without leaving members.
     pub wanted: RedirectTable,
-    /// Redirects of the DNS proxy.
+    /// The DNS proxy's redirects.
     pub dns: RedirectTable,
     /// Ports that did not open.
     pub dns_refused: BTreeMap<u16, String>,

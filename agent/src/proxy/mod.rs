@@ -32,9 +32,7 @@ pub use wharf_enforce::redirects::{ProxyError, Redirect, RedirectTable};
 /// Resolves when the proxy has acknowledged, or with the reason why not.
 pub type Completion = Pin<Box<dyn Future<Output = Result<(), ProxyError>> + Send>>;
 
-/// Of a listener's port.
 fn refused(port: u16, why: String) -> ProxyError {
-    // With the kernel's message.
     if why.contains("Address already in use") { ProxyError::Taken(port, why) } else { ProxyError::Refused(why) }
 }
 
@@ -55,7 +53,7 @@ impl Leaving {
     }
 }
 
-/// The redirects, with counts of completions.
+/// Redirects and counts of completions.
 pub struct Proxy {
     /// Redirects.
     pub redirects: Arc<dyn Redirects>,
@@ -90,7 +88,7 @@ pub trait Redirects: Send + Sync + 'static {
         Box::pin(std::future::ready(()))
     }
 
-    /// Removes the endpoint from every redirect; one completion for each.
+    /// Removes the endpoint from every redirect; one completion each.
     fn remove_redirects(&self, id: EndpointId, epoch: Epoch) -> Vec<(String, Completion)>;
 
     /// Redirects in force.
@@ -99,7 +97,7 @@ pub trait Redirects: Send + Sync + 'static {
     /// Whether there is a proxy.
     fn enabled(&self) -> bool;
 
-    /// Listeners that use an address without an endpoint: it is not leased.
+    /// Listeners that use an address without an endpoint, which must not be leased.
     fn speakers(&self, ip: IpAddr) -> Vec<String>;
 
     /// Current state.
@@ -107,7 +105,7 @@ pub trait Redirects: Send + Sync + 'static {
         Look::default()
     }
 
-    /// The proxy reports all requests while the guard lives, not only denied and failed ones.
+    /// While the guard lives, the proxy reports all requests, not only denied and failed ones.
     fn watch(&self) -> Option<wharf_proxy::Watching> {
         None
     }

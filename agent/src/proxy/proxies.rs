@@ -25,7 +25,6 @@ impl Redirects for Proxies {
         let mut waits = self.dns.set(names);
         let of_envoy = self.envoy.set(requests);
         let patience = self.envoy.patience();
-        // One proxy's answer must not wait for the other.
         let bounded = |(name, completion): (String, Completion)| -> (String, Completion) {
             let ends = async move {
                 let late = |_| Err(ProxyError::NoAnswer("Envoy does not answer".to_owned()));

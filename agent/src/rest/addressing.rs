@@ -45,7 +45,6 @@ pub(super) fn external(attachment: &Attachment, body: &EndpointCreate) -> Answer
     Ok(Some(external))
 }
 
-/// Rejects settings of other plugins.
 fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
     let refused = |what: &str, whose: &str| {
         Err(invalid(format!("create endpoint {attachment}: another plugin made the interface, so {what} is {whose}")))
@@ -69,7 +68,6 @@ fn fits_chained(attachment: &Attachment, body: &EndpointCreate) -> Answer<()> {
     }
 }
 
-/// Unicast, and valid beyond host and link.
 fn is_of_one_host(ip: &IpAddr) -> bool {
     let link_local = match ip {
         IpAddr::V4(ip) => {

@@ -18,21 +18,21 @@ use crate::{
     },
 };
 
-/// What the kernel, the bpffs and the store hold that does not match. Changes nothing.
+/// Differences between kernel, bpffs and store. Changes nothing.
 #[utoipa::path(get, path = "/v1/audit", tag = "agent", responses((status = 200, body = AuditReport), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn look(Restored(node): Restored) -> Answer<Json<AuditReport>> {
     Ok(Json(audit::audit(&node.life, &node.audit_findings, false).await?))
 }
 
-/// The same, and mends what is provably ours.
+/// The same, and repairs what is provably Wharf's.
 #[utoipa::path(post, path = "/v1/audit", tag = "agent",
     responses((status = 200, body = AuditReport), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn repair(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> {
     accepts_work(&node, "repair")?;
-    // Runs without the client too: the kernel completes an abandoned call, perhaps after a newer one.
+    // Also without the client: the kernel completes an abandoned call, perhaps after a newer one.
     let owned = Arc::clone(&node);
     let work = async move {
-        // First: routes to endpoints use its addresses as their source.
+        // First: routes to endpoints have its addresses as source.
         owned.life.network.ensure_node().await?;
         audit::audit(&owned.life, &owned.audit_findings, true).await
     };
@@ -41,7 +41,7 @@ pub async fn repair(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> 
     Ok(Json(done.map_err(stopped)??))
 }
 
-/// Deletes every endpoint of a network whose attachment the runtime no longer knows, and what is left of others.
+/// Deletes a network's endpoints whose attachment the runtime does not know, and other leftovers.
 #[utoipa::path(post, path = "/v1/gc", tag = "endpoint", request_body = GcRequest,
     responses((status = 200, body = DeleteResult), (status = 206, body = DeleteResult), (status = 400, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn gc(

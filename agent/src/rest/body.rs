@@ -20,7 +20,7 @@ use crate::rest::error::Failure;
 
 /// Bytes: a policy text, lengthened by JSON. Routes have lower limits.
 pub const LONGEST: usize = 2 * POLICY_TEXT_MOST;
-/// Bytes held for root, and as many for other users.
+/// Bytes for root, and as many for other users.
 const BUDGET: usize = 16 << 20;
 const TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -42,7 +42,6 @@ impl Bodies {
         Self { root: budget(), others: budget() }
     }
 
-    /// The permit is the body's part of the budget.
     async fn read(&self, peer: Peer, body: Body) -> Result<(Vec<u8>, Option<OwnedSemaphorePermit>), Failure> {
         let budget = if peer.is_root { &self.root } else { &self.others };
         let (mut text, mut permit, mut length, mut fits) = (Vec::new(), None::<OwnedSemaphorePermit>, 0_usize, true);

@@ -38,7 +38,7 @@ pub async fn get(State(node): State<Arc<Node>>) -> Answer<Json<ClusterView>> {
     Ok(Json(ClusterView { node: life.config.node_name.clone(), file, feed, problem, nodes }))
 }
 
-/// The pods of the cluster feed that match every filter.
+/// Pods of the cluster feed that match every filter.
 #[utoipa::path(get, path = "/v1/cluster/pods", tag = "cluster", params(ClusterPodsQuery),
     responses((status = 200, body = ClusterPods), (status = 400, body = ApiError)))]
 pub async fn pods(State(node): State<Arc<Node>>, Query(query): Query<ClusterPodsQuery>) -> Answer<Json<ClusterPods>> {
@@ -58,7 +58,6 @@ pub async fn pods(State(node): State<Arc<Node>>, Query(query): Query<ClusterPods
     Ok(Json(feed.pods(&query, most)))
 }
 
-/// Networks whose route is missing or differs, and those of the overlay if its device differs.
 fn without_route(cluster: &InForce, problems: &[NodeProblem]) -> BTreeSet<IpNet> {
     let route = |problem: &NodeProblem| match problem {
         NodeProblem::PeerRoute { to, .. } => Some(*to),

@@ -43,7 +43,6 @@ pub async fn measure(
     let Some(header) = request.headers().get(COMMAND_HEADER) else { return next.run(request).await };
     let (command, age) = match Command::of_header(header.as_bytes()) {
         Ok(named) => named,
-        // Handled as an operator's.
         Err(why) => {
             tracing::warn!("read header {COMMAND_HEADER}: {why}; the request is not counted as a CNI command");
             return next.run(request).await;

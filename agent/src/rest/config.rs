@@ -33,7 +33,7 @@ const TRACE_SAMPLING: &str = "trace-sampling";
 /// Higher values hardly trace a packet.
 const MAX_SAMPLING: u32 = 1_000_000;
 
-/// The settings in force, their sources, and whether they can be changed at run time.
+/// Settings in force, their sources, and whether they can be changed at run time.
 #[utoipa::path(get, path = "/v1/config", tag = "agent", responses((status = 200, body = AgentConfigView)))]
 pub async fn get(State(node): State<Arc<Node>>, Extension(log): Extension<LogFilter>) -> Json<AgentConfigView> {
     Json(view(&node, &log).await)
@@ -50,7 +50,6 @@ pub async fn patch(
 ) -> Answer<Json<AgentConfigView>> {
     accepts_work(&node, "change configuration")?;
     check(&body)?;
-    // First: the kernel may reject it.
     if let Some(enforcement) = body.policy_enforcement {
         let old = node.life.policy.enforcement().await;
         to_its_end(&node, move |policy| async move { policy.set_enforcement(enforcement).await }).await?;
@@ -98,7 +97,6 @@ fn invalid(why: &str) -> Failure {
         .hint("for example info, or wharf_agent=debug,info")
 }
 
-/// Reports a change in log, monitor and origins.
 fn changed(node: &Node, setting: &'static str, old: &str, new: &str) {
     lock(&node.changed_settings).insert(setting);
     tracing::info!(setting, old, new, "a setting was changed");

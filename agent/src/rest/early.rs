@@ -10,10 +10,10 @@ use crate::{
     rest::{endpoint::is_not_serving, error::Failure},
 };
 
-/// A start knows its endpoints after tens of milliseconds, with a large cluster after half a second.
+/// A start takes tens of milliseconds, with a large cluster half a second.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The node, once the recorded endpoints and addresses are known.
+/// The node, after its restore of endpoints and addresses.
 pub struct Restored(pub Arc<Node>);
 
 impl FromRequestParts<Arc<Node>> for Restored {

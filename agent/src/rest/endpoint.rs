@@ -101,7 +101,7 @@ fn shown(node: &Node, handle: &Handle) -> Endpoint {
     handle.shared.read(|view| api_endpoint(view, node.life.config.masquerade.is_some()))
 }
 
-/// Changes an endpoint or regenerates it. Answers when the change is realized.
+/// Changes or regenerates an endpoint. Answers when the change is realized.
 #[utoipa::path(patch, path = "/v1/endpoint/{id}", tag = "endpoint", params(("id" = String, Path)), request_body = EndpointPatch,
     responses((status = 200, body = Endpoint), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 429, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -206,7 +206,6 @@ pub async fn remove_container(
     let fits = |h: &Handle| {
         h.shared.read(|v| {
             let a = &v.record.attachment;
-            // Deleted by its id only.
             a.container_id == container
                 && !health::is_reserved(a)
                 && query.network.as_ref().is_none_or(|n| a.network.as_str() == n)
@@ -247,7 +246,7 @@ pub async fn log(Restored(node): Restored, Segment(text): Segment) -> Answer<Jso
     Ok(Json(handle(&node, &text)?.shared.log_lines()))
 }
 
-/// Of test packets: CHECK does not wait for other clients.
+/// Lane of test packets: CHECK does not wait for other clients.
 pub struct CheckLane(Lane);
 
 impl<S: Send + Sync> FromRequestParts<S> for CheckLane {
@@ -313,7 +312,7 @@ pub async fn health(
     }))
 }
 
-/// The endpoint's labels, and those that make its identity.
+/// An endpoint's labels, and the labels of its identity.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/labels", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointLabels), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn labels(Restored(node): Restored, Segment(text): Segment) -> Answer<Json<EndpointLabels>> {
@@ -324,7 +323,7 @@ pub async fn labels(Restored(node): Restored, Segment(text): Segment) -> Answer<
     })))
 }
 
-/// The desired configuration row, and the row in the kernel.
+/// The desired configuration row and the kernel's.
 #[utoipa::path(get, path = "/v1/endpoint/{id}/config", tag = "endpoint", params(("id" = String, Path)),
     responses((status = 200, body = EndpointConfigView), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -395,7 +394,7 @@ pub fn accepts_work(node: &Node, what: &str) -> Answer<()> {
     Err(is_not_serving(node, what))
 }
 
-/// The refusal of an agent that starts or stops.
+/// Error of a starting or stopping agent.
 pub fn is_not_serving(node: &Node, what: &str) -> Failure {
     let state = if node.life.tasks.stop.is_cancelled() { "stopping" } else { "starting" };
     Failure::new(ErrorCode::Unavailable, format!("{what}: the agent is {state}")).retry(200)
@@ -426,8 +425,7 @@ fn gone(handle: &Handle) -> Failure {
     Failure::new(ErrorCode::NotFound, format!("change endpoint {}: it is gone", handle.id))
 }
 
-/// The container runtime that a CNI command names in its header; an older plugin names it in the body, which goes
-/// first.
+/// Container runtime from a CNI command's header; an older plugin's body takes precedence.
 pub struct Caller(pub Option<String>);
 
 impl<S: Send + Sync> FromRequestParts<S> for Caller {

@@ -34,7 +34,7 @@ pub struct Failure(pub ApiError);
 /// A handler's result.
 pub type Answer<T> = Result<T, Failure>;
 
-/// 400.
+/// Error 400.
 #[must_use]
 pub fn invalid(message: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, message)

@@ -12,8 +12,8 @@ use crate::{
     },
 };
 
-/// State and history of an endpoint, a container or an address. Deleted subjects are kept for a day. `kind` is the
-/// kind of the subject found, or `several` or `unknown`.
+/// State and history of an endpoint, container or address. Deleted subjects are kept for a day. `kind`: kind of the
+/// subject, `several` or `unknown`.
 #[utoipa::path(get, path = "/v1/explain/{subject}", tag = "agent", params(("subject" = String, Path,
     description = "An endpoint's number, an address, a container id or the beginning of one (with `/INTERFACE`), `cni-attachment-id:ID:IFNAME`, `pod-name:[NAMESPACE/]NAME`, or a link's name")),
     responses((status = 200, body = Explanation), (status = 400, body = ApiError), (status = 503, body = ApiError)))]

@@ -1,4 +1,4 @@
-//! `/v1/bpf/ct`: the flows that the programs track.
+//! `/v1/bpf/ct`: tracked flows.
 
 use std::sync::Arc;
 
@@ -29,8 +29,8 @@ pub async fn list(Restored(node): Restored, Query(query): Query<FlowQuery>) -> A
     Ok(Json(bounded(&node, async move { flows::list(&*kernel, &filter, limit).await }).await?))
 }
 
-/// Removes the matching flows; without a filter `all=true` is required. Traffic continues: the next packet of a live
-/// flow creates its row again.
+/// Removes the matching flows; without a filter `all=true` is required. Traffic continues: a live flow's next packet
+/// creates its row again.
 #[utoipa::path(delete, path = "/v1/bpf/ct", tag = "bpf", params(FlowQuery),
     responses((status = 200, body = FlowsRemoved), (status = 400, body = ApiError), (status = 404, body = ApiError),
         (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -43,7 +43,7 @@ pub async fn remove(State(node): State<Arc<Node>>, Query(query): Query<FlowQuery
     Ok(Json(FlowsRemoved { removed }))
 }
 
-/// Reading all flow tables may take a second. Permits limit the calls, which continue without their clients.
+/// A read may take a second. Permits limit the calls, which continue without their clients.
 async fn bounded<T: Send + 'static>(
     node: &Node,
     call: impl Future<Output = Result<T, KernelError>> + Send + 'static,

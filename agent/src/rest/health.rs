@@ -14,7 +14,7 @@ use crate::{
 /// A running round ends first; a launch may also run.
 const BOUND: Duration = Duration::from_secs(5);
 
-/// The health endpoints with their last probe results.
+/// Health endpoints with their last probe results.
 #[utoipa::path(get, path = "/v1/health", tag = "health", responses((status = 200, body = HealthReport)))]
 pub async fn get(State(node): State<Arc<Node>>) -> Json<HealthReport> {
     Json(node.health.report())

@@ -1,5 +1,5 @@
-//! Names of an endpoint. Runtimes need exact ones: numbers and prefixed names. Others are resolved as in
-//! `wharf explain`.
+//! Names of an endpoint. Runtimes use exact ones: numbers and prefixed names. Others are resolved as in `wharf
+//! explain`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -110,7 +110,7 @@ fn select(registry: &Registry, fits: impl Fn(&wharf_core::endpoint::EndpointReco
     registry.list().into_iter().filter(|h| h.shared.read(|v| fits(&v.record))).collect()
 }
 
-/// Describes path parameters in the document.
+/// Describes the document's path parameters.
 pub fn describe(document: &mut OpenApi) {
     for (path, item) in &mut document.paths.paths {
         let operations = [&mut item.get, &mut item.put, &mut item.post, &mut item.delete, &mut item.patch];

@@ -22,7 +22,6 @@ pub async fn refuse(request: Request, next: Next) -> Response {
     }
 }
 
-/// No header: no limit.
 fn in_time(method: &Method, until: Option<&HeaderValue>, now_ms: u64) -> Result<(), Failure> {
     let Some(until) = until.filter(|_| !matches!(*method, Method::GET | Method::HEAD | Method::OPTIONS)) else {
         return Ok(());

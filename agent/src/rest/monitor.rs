@@ -32,7 +32,6 @@ pub async fn stream_events(State(node): State<Arc<Node>>) -> Answer<Response> {
     }
     let watching = node.life.policy.proxy.redirects.watch();
     if let Some(watching) = &watching {
-        // Without Envoy, the reader gets other events.
         drop(tokio::time::timeout(PATIENCE, watching.begun()).await);
     }
     let receiver = node.life.telemetry.monitor.subscribe();

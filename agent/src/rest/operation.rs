@@ -1,4 +1,4 @@
-//! Requests as operations: log lines and error answers name their ids.
+//! Requests as operations, whose ids log lines and error answers name.
 
 use std::{sync::Arc, time::Duration};
 
@@ -34,8 +34,7 @@ pub fn is_told(status: StatusCode) -> bool {
     status.is_server_error() || CHANGES.try_with(|changes| *changes).unwrap_or(false)
 }
 
-/// For answered, unfinished deletes. The kernel needs tens of milliseconds; if it hangs, requests still show the
-/// endpoints.
+/// The kernel needs tens of milliseconds for a delete; if it hangs, requests still show the endpoints.
 const SETTLE: Duration = Duration::from_secs(1);
 
 /// An answered delete's endpoint is invisible to later requests.

@@ -1,4 +1,4 @@
-//! Requests about one endpoint: text to the types of the core.
+//! Requests about one endpoint: text to types of the core.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -31,7 +31,7 @@ const MAX_DEADLINE: Duration = Duration::from_secs(600);
 /// Kubernetes objects have a few dozen.
 const MAX_LABELS: usize = 256;
 const MAX_PORTS: usize = 1_024;
-/// Prefix of keys in selectors that match any source.
+/// Key prefix of selectors for any source.
 const ANY_SOURCE: &str = "any";
 
 fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> {
@@ -50,7 +50,7 @@ fn parse_labels(labels: &[String]) -> Answer<std::collections::BTreeSet<Label>> 
         Ok(label)
     };
     let labels = labels.iter().map(parse).collect::<Answer<std::collections::BTreeSet<Label>>>()?;
-    // Labels of one key are adjacent in the set. A selector would match only one value.
+    // Labels of one key are adjacent. A selector would match only one value.
     let same_key = |(a, b): &(&Label, &Label)| (&a.source, &a.key) == (&b.source, &b.key);
     match labels.iter().zip(labels.iter().skip(1)).find(same_key) {
         Some((a, b)) => Err(invalid(format!("read labels: {a} and {b} are two values of one label; leave one out"))),
@@ -105,7 +105,7 @@ fn parse_sources(what: &str, prefixes: &[IpNet]) -> Answer<SourcePrefixes> {
     SourcePrefixes::new(prefixes.to_vec()).map_err(|e| invalid(format!("{what}: {e}")))
 }
 
-/// `text` is the path's id.
+/// Parses a create request; `text` is the path's id.
 ///
 /// # Errors
 /// 400 with the rule.

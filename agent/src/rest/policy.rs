@@ -23,13 +23,13 @@ use crate::{
 
 const MAX_FILE_NAME: usize = 4_096;
 
-/// The imported policies, and whether they are in force.
+/// Imported policies, and whether they are in force.
 #[utoipa::path(get, path = "/v1/policy", tag = "policy", responses((status = 200, body = PolicyList)))]
 pub async fn list(State(node): State<Arc<Node>>) -> Json<PolicyList> {
     Json(node.life.policy.list().await)
 }
 
-/// Imports all policies of a text, or none, in place of policies of the same names. Answers when they are in force.
+/// Imports all policies of a text, or none; replaces policies of the same names. Answers when they are in force.
 #[utoipa::path(put, path = "/v1/policy", tag = "policy", request_body = PolicyImport,
     responses((status = 200, body = PolicyChange), (status = 400, body = ApiError), (status = 409, body = ApiError),
         (status = 500, body = ApiError), (status = 503, body = ApiError)))]
@@ -44,7 +44,7 @@ pub async fn import(State(node): State<Arc<Node>>, Body(body): Body<PolicyImport
     Ok(Json(told(&node, change)))
 }
 
-/// Runs without the client too: desired state, store and kernel stay consistent.
+/// Also without the client: desired state, store and kernel stay consistent.
 pub(super) async fn to_its_end<T, F>(node: &Node, work: impl FnOnce(Arc<Policy>) -> F) -> Answer<T>
 where
     T: Send + 'static,

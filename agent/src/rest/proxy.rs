@@ -36,7 +36,6 @@ pub async fn names(State(node): State<Arc<Node>>) -> Json<Vec<ProxyName>> {
     Json(node.life.policy.names().await)
 }
 
-/// `at_most`: a delete's wait.
 fn view(look: &Look, at_most: Duration) -> ProxyView {
     let status = look.status.as_ref();
     let told = |(listener, refusal)| ProxyOutstanding { listener, refusal };

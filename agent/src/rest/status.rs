@@ -45,7 +45,7 @@ fn word(verdict: Verdict) -> String {
     format!("{}\n", verdict.as_str())
 }
 
-/// Non-zero counters of endpoints, and totals of deleted ones.
+/// Endpoints' nonzero counters, and totals of deleted endpoints.
 #[utoipa::path(get, path = "/v1/metrics", tag = "bpf",
     responses((status = 200, body = [MetricRow]), (status = 500, body = ApiError)))]
 pub async fn rows(State(node): State<Arc<Node>>) -> Answer<Json<Vec<MetricRow>>> {

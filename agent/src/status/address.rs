@@ -48,14 +48,13 @@ fn look(network: &NodeNetwork, config: &AgentConfig) -> Fill {
     if !source.is_empty() {
         message.push_str(&format!("; pools of {source}"));
     }
-    // The message of missing pools has the reason.
     for what in pending.iter().chain(refused.iter().filter(|_| missing.is_none())) {
         message.push_str(&format!("; {what}"));
     }
     if let Some(why) = &refuses {
         message.push_str(&format!("; ADD fails: {why}"));
     }
-    // The pools in use serve containers: a row that is refused does not make the node unready.
+    // The pools in use serve containers: a refused row does not make the node unready.
     let of_pools = match missing {
         Some(_) => Health::Failing,
         None => of(!full.is_empty() || overlaps.is_some(), Health::Degraded),

@@ -42,7 +42,6 @@ fn look(component: Option<ComponentStatus>) -> Fill {
     Arc::new(move |status| status.components.extend(component.clone()))
 }
 
-/// Addresses of this node's row that its health endpoint and its router do not have.
 fn other_addresses(row: &NodeRow, health: &[IpAddr], routers: &[IpAddr]) -> Option<String> {
     let absent = |listed: &[IpAddr], there: &[IpAddr]| listed.iter().find(|ip| !there.contains(ip)).copied();
     let of_health = absent(&row.health_addresses, health)
@@ -54,15 +53,14 @@ fn other_addresses(row: &NodeRow, health: &[IpAddr], routers: &[IpAddr]) -> Opti
     of_health.or_else(of_router)
 }
 
-/// `overlay`: why there is none. `row`: what is wrong with this node's row.
 fn component(
     cluster: &InForce,
     feed: Option<&ClusterFeed>,
     overlay: Option<String>,
     row: Option<String>,
 ) -> ComponentStatus {
-    // A user of the cluster can send what the feed refuses, and only the others need this node's row: neither makes the
-    // node unready.
+    // Any user of the cluster can cause refused rows, and only other nodes need this node's row: neither makes the node
+    // unready.
     let of_nodes = of(overlay.is_some() || problem(cluster, None, None).is_some(), Health::Degraded);
     let why = overlay.map(|why| format!("no overlay: {why}")).or(row).or_else(|| problem(cluster, feed, None));
     let (nodes, routes) =
@@ -74,13 +72,12 @@ fn component(
         0 => {}
         routes => message.push_str(&format!(", {routes} by the overlay")),
     }
-    // No failure: containers reach each other.
     match cluster.detours.values().filter(|why| **why == REFUSED).count() {
         0 => {}
         nodes => message.push_str(&format!(", to {} because {REFUSED}", plural(nodes, "near node"))),
     }
     if let Some(feed) = feed {
-        // While the rows of a kind are read from the file, the feed has no number of them.
+        // The feed has no number of a kind while it reads the file.
         let of = |kind: &str| feed.rows.iter().find(|rows| rows.kind == kind).map(|rows| rows.in_force);
         let kinds = [("pods", "pod"), ("namespaces", "namespace"), ("policies", "policy")];
         let counts: Vec<String> =
@@ -95,9 +92,8 @@ fn component(
     ComponentStatus::new("cluster", of(why.is_some(), Health::Degraded), message).by_containers(of_nodes)
 }
 
-/// The first of: refused nodes, a text that is not kept, a problem of the feed, refused pod CIDRs of this node, what
-/// other nodes do not reach, a destination without a route. `pools`: why the pod CIDRs of this node's row are not its
-/// pools.
+/// The first of: refused nodes, a text that is not kept, a problem of the feed, refused pod CIDRs of this node
+/// (`pools`), what other nodes do not reach, a destination without a route.
 pub fn problem(cluster: &InForce, feed: Option<&ClusterFeed>, pools: Option<String>) -> Option<String> {
     let of_feed = || feed.and_then(|feed| feed.problem.as_ref());
     let of_nodes = cluster.refused.as_ref().or(cluster.not_kept.as_ref()).or_else(of_feed).cloned();
@@ -117,7 +113,6 @@ pub fn problem(cluster: &InForce, feed: Option<&ClusterFeed>, pools: Option<Stri
     without_route(cluster)
 }
 
-/// A destination without a route.
 pub(super) fn without_route(cluster: &InForce) -> Option<String> {
     let mut without = cluster.destinations.iter().filter_map(|to| Some((to, to.via.as_ref().err()?)));
     let (to, why) = without.next()?;

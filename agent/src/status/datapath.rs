@@ -82,10 +82,7 @@ fn summary(maps: Vec<MapInfo>) -> Vec<BpfMap> {
     rows
 }
 
-/// Nonzero counters of endpoints, of deleted ones in total, and of the overlay.
-///
-/// # Errors
-/// Unreadable kernel.
+/// Nonzero counters: of endpoints, of deleted ones in total, and of the overlay.
 pub async fn verdicts(
     kernel: &dyn Kernel,
     registry: &Registry,

@@ -1,4 +1,4 @@
-//! The node, for the producer of the cluster feed.
+//! The node's report to the producer of the cluster feed.
 
 use std::{
     collections::BTreeMap,
@@ -19,18 +19,18 @@ use crate::{
     selfcheck,
 };
 
-/// Problems of a report.
+/// Most problems in a report.
 const MAX_PROBLEMS: usize = 64;
-/// A failure that lasts so long makes the node unready. The agent repairs shorter ones, and a producer keeps pods away
+/// A failure that lasts this long makes the node unready, and a producer keeps pods away from it. The agent repairs
 /// from a node that is not ready.
 const LASTING: Duration = Duration::from_secs(30);
 /// Their failures make the node unready.
 const NEEDED: [&str; 2] = [network::CONTROLLER, policy::CONTROLLER];
 
-/// The reports of an agent.
+/// Makes the agent's reports.
 pub struct Reporter {
     node: Arc<Node>,
-    /// When a report first had the failure. Held for look-ups only.
+    /// Time of a failure's first report. Held for look-ups only.
     since: Mutex<BTreeMap<&'static str, Instant>>,
 }
 
@@ -53,7 +53,7 @@ impl Reporter {
             ("controllers", failing(&status.controllers)),
             ("self-check", selfcheck::of_node(&node.self_checks)),
         ];
-        // All of them, so that each has its time.
+        // All of them: each has its own time.
         let lasting: Vec<String> = failures.into_iter().filter_map(|(name, why)| self.lasting(name, why)).collect();
         let unready = cluster.without_pools().or_else(|| not_started(&node.life.policy)).or(lasting.into_iter().next());
         let routes = cluster::without_route(&cluster.in_force()).or(missing.why);
@@ -67,7 +67,6 @@ impl Reporter {
         }
     }
 
-    /// A failure that has lasted for [`LASTING`].
     fn lasting(&self, name: &'static str, why: Option<String>) -> Option<String> {
         let mut since = lock(&self.since);
         let Some(why) = why else {
@@ -83,8 +82,8 @@ fn not_started(policy: &Policy) -> Option<String> {
     (!policy.has_started()).then(|| "policy: its first rows are not in force yet".to_owned())
 }
 
-/// Why the wanted revision is not in force. Not while a proxy owes an answer: without a proxy, rules about requests are
-/// never in force, and any user of the cluster may write one.
+/// Why the wanted revision is not in force. `None` while a proxy owes an answer: without a proxy, rules about requests
+/// are never in force, and any user of the cluster may write one.
 async fn policy_problem(policy: &Policy) -> Option<String> {
     if !policy.proxy.redirects.outstanding().is_empty() {
         return None;
@@ -95,7 +94,6 @@ async fn policy_problem(policy: &Policy) -> Option<String> {
     (realized < revision).then(|| format!("in force is revision {realized} of {revision}"))
 }
 
-/// The first failing controller of [`NEEDED`].
 fn failing(controllers: &[ControllerStatus]) -> Option<String> {
     let is_needed = |controller: &&ControllerStatus| {
         controller.endpoint.is_none() && NEEDED.contains(&controller.name.as_str()) && controller.is_unwell()
@@ -119,7 +117,6 @@ fn condition(name: &str, problem: Option<String>) -> Condition {
     Condition { name: name.to_owned(), holds: problem.is_none(), message: problem.unwrap_or_default() }
 }
 
-/// Of components that are not well.
 fn problems(status: &AgentStatus) -> Vec<String> {
     let ill = status.components.iter().filter(|component| component.health >= Health::Degraded);
     ill.map(|component| format!("{}: {}", component.name, component.message)).collect()

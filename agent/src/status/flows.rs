@@ -48,7 +48,6 @@ fn in_api(collection: &Collection) -> FlowStatus {
     }
 }
 
-/// `before`: a minute earlier.
 fn component(last: &FlowUsage, before: &FlowUsage) -> ComponentStatus {
     let share = if last.limit > 0 { last.rows as f64 * 100.0 / last.limit as f64 } else { 0.0 };
     let mut message = format!("{} of {} tracked ({share:.1} %)", last.rows, last.limit);
@@ -67,7 +66,7 @@ fn component(last: &FlowUsage, before: &FlowUsage) -> ComponentStatus {
             message += &format!("; {packets} packets in the last minute {why}");
         }
     }
-    // By containers: the node's health is Ok.
+    // Caused by containers: the node's health is Ok.
     let amiss = nearly_full || quota + full + rate > 0;
     if let Some((endpoint, flows)) = last.busiest.filter(|_| amiss) {
         message += &format!("; the most are of endpoint {endpoint} ({flows})");

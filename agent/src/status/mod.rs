@@ -1,7 +1,6 @@
 //! Status for `wharf status`, `GET /v1/healthz` and gauges of `/metrics`.
 //!
-//! [`Source`]s are observed separately, within a common [`PATIENCE`]: a hang makes only its part stale. A [`Fill`]
-//! writes the observation into the status.
+//! [`Source`]s are observed separately, within a common [`PATIENCE`]: a hang makes only its part stale.
 
 mod address;
 mod checks;
@@ -76,7 +75,7 @@ fn sources() -> [Source; 14] {
     ]
 }
 
-/// Takes little more than [`PATIENCE`].
+/// The status. Takes little more than [`PATIENCE`].
 pub async fn status(node: &Arc<Node>) -> AgentStatus {
     let until = tokio::time::Instant::now() + PATIENCE;
     let mut status = beginning(node);
@@ -199,9 +198,6 @@ pub enum CountersError {
 }
 
 /// All counters, possibly stale.
-///
-/// # Errors
-/// The kernel's error, or silence.
 pub async fn counters(node: &Arc<Node>) -> Result<Vec<MetricRow>, CountersError> {
     let until = tokio::time::Instant::now() + PATIENCE;
     let look = || {
@@ -223,7 +219,6 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// `12 s`; `340 ms` below two seconds.
 fn seconds(time: Duration) -> String {
     if time < Duration::from_secs(2) { format!("{} ms", time.as_millis()) } else { format!("{} s", time.as_secs()) }
 }

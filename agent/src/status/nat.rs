@@ -59,12 +59,10 @@ fn connections(tracked: Tracked) -> ComponentStatus {
                     net.netfilter.nf_conntrack_max (`sysctl -w`), or find who opens them (`conntrack -L`, \
                     /proc/net/nf_conntrack)";
     }
-    // By containers: the node's health is Ok.
     ComponentStatus::new("connections", of(tracked.is_nearly_full(), Health::Degraded), message)
         .by_containers(Health::Ok)
 }
 
-/// `publishers`: containers with published ports.
 fn in_words(view: &NatView, masquerade: Option<&Masquerade>, publishers: usize) -> (Health, String) {
     if let Some(problem) = view.problems.first() {
         let more = match view.problems.len() {

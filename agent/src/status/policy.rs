@@ -46,7 +46,6 @@ fn component(summary: &Summary) -> ComponentStatus {
     if realized < revision {
         message += &format!("; in force is revision {realized}");
     }
-    // `wharf policy get` shows all lines.
     if let Some(why) = problem.as_deref().and_then(|why| why.lines().next()) {
         message += &format!("; {why}");
     }

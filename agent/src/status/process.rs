@@ -21,7 +21,6 @@ pub(super) fn serves(node: &Node) -> bool {
     node.serving.load(Ordering::Acquire) && !node.life.tasks.stop.is_cancelled()
 }
 
-/// From plain atomics.
 pub(super) fn components(node: &Node) -> Vec<ComponentStatus> {
     let (health, message) = if serves(node) {
         (Health::Ok, "serving")
@@ -33,7 +32,6 @@ pub(super) fn components(node: &Node) -> Vec<ComponentStatus> {
     let mut all = vec![ComponentStatus::new("agent", health, message)];
     let pulses = &node.pulses;
     all.push(lives("runtime", &pulses.runtime, "runs its tasks", "its workers are all blocked"));
-    // The listener ends first.
     if !node.life.tasks.stop.is_cancelled() {
         let api = lives("api", &pulses.api, "takes connections", "connections are not taken");
         all.push(reached(&pulses.api_socket).map_or(api, |(health, why)| ComponentStatus::new("api", health, why)));

@@ -18,7 +18,6 @@ use crate::{
     proxy::{Look, envoy},
 };
 
-/// A healthy Envoy answers far sooner.
 const PATIENCE: Duration = Duration::from_secs(10);
 const NAMED: usize = 3;
 
@@ -63,7 +62,6 @@ fn look(life: &Lifecycle, name_addresses: u64, clients: &[EndpointId]) -> Fill {
     })
 }
 
-/// `clients`: endpoints with an exhausted share; `name`: pod or container.
 fn component(
     look: &Look,
     clients: &[EndpointId],

@@ -1,4 +1,4 @@
-//! The store: whether its writer answers and its commits succeed.
+//! The store's writer and commits.
 
 use std::sync::{Arc, atomic::Ordering};
 

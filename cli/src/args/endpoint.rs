@@ -140,12 +140,11 @@ Examples:
     },
 }
 
-/// A setting of one endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EndpointSetting {
-    /// Enforcement in place of the node's mode.
+    /// In place of the node's mode.
     Enforcement(Enforcement),
-    /// A named port; `None` removes it. The agent checks the name.
+    /// `None` removes it. The agent checks the name.
     Port(String, Option<NamedPort>),
     /// All source prefixes.
     Sources(Vec<IpNet>),
@@ -175,7 +174,6 @@ impl std::str::FromStr for EndpointSetting {
     }
 }
 
-/// Parses `80/tcp`.
 fn parse_named_port(text: &str) -> Option<NamedPort> {
     let (port, protocol) = text.split_once('/')?;
     let protocol = Protocol::ALL.into_iter().find(|known| known.to_string() == protocol)?;

@@ -74,7 +74,6 @@ pub(crate) struct FlowFilter {
 }
 
 impl FlowFilter {
-    /// The API query.
     pub(crate) fn query(&self) -> FlowQuery {
         FlowQuery {
             endpoint: self.endpoint.as_ref().map(|target| target.as_str().to_owned()),

@@ -1,4 +1,4 @@
-//! Labels on a command line, in kubectl's syntax: `[SOURCE:]KEY=VALUE`, comma-separated, and `KEY-` to remove a label.
+//! Labels in kubectl's syntax: `[SOURCE:]KEY=VALUE`, comma-separated, and `KEY-` to remove a label.
 
 use std::{collections::BTreeMap, fmt, str::FromStr};
 
@@ -11,21 +11,19 @@ pub(crate) struct Label {
     pub(crate) value: String,
 }
 
-/// Comma-separated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Labels(Vec<Label>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum LabelChange {
     Set(Label),
-    /// Removes the labels with this key; with a source, only that source's label.
+    /// Removes a key's labels, or only one source's label.
     Remove {
         source: Option<String>,
         key: String,
     },
 }
 
-/// Comma-separated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct LabelChanges(pub(crate) Vec<LabelChange>);
 
@@ -47,10 +45,9 @@ pub(crate) enum BadLabel {
     Value(String, String),
     #[error("the source {0:?} is none: write lower-case letters and digits, for example k8s:app=web")]
     Source(String),
-    /// The same label is changed twice.
     #[error("label {key} is given twice, as {first} and {second}: give it once, for example {first}")]
     Twice { key: String, first: String, second: String },
-    /// A source was given for a subject whose labels all have one source.
+    /// A source for a subject with only one source.
     #[error("{given}: each label of {subject} has the source {source_name}: leave the source out, for example {plain}")]
     OtherSource { given: String, subject: &'static str, source_name: &'static str, plain: String },
 }
@@ -122,7 +119,7 @@ impl Labels {
         arguments.into_iter().flat_map(|labels| labels.0).collect()
     }
 
-    /// The labels of `subject`, which all have one source, by key.
+    /// Labels by key, for a `subject` with only one source.
     pub(crate) fn by_key(
         arguments: Vec<Self>,
         subject: &'static str,
@@ -139,14 +136,14 @@ impl Labels {
 }
 
 impl LabelChanges {
-    /// Each label may be changed once.
+    /// Fails if a label is changed twice.
     pub(crate) fn all(arguments: Vec<Self>) -> Result<Vec<LabelChange>, BadLabel> {
         let all: Vec<LabelChange> = arguments.into_iter().flat_map(|changes| changes.0).collect();
         each_once(&all)?;
         Ok(all)
     }
 
-    /// The labels replace the existing ones. Each label may be set once.
+    /// Replaces all labels. Fails if a label is set twice.
     pub(crate) fn set(arguments: Vec<Labels>) -> Result<Vec<LabelChange>, BadLabel> {
         let all: Vec<LabelChange> = Labels::all(arguments).into_iter().map(LabelChange::Set).collect();
         each_once(&all)?;
@@ -160,7 +157,7 @@ impl LabelChange {
         (source.as_deref(), key)
     }
 
-    /// Fails if the change names another source than the only one of `subject`.
+    /// Fails if the change has another source than `source`.
     pub(crate) fn of_source(self, subject: &'static str, source: &'static str) -> Result<Self, BadLabel> {
         if self.name().0.is_none_or(|of| of == source) {
             return Ok(self);
@@ -173,7 +170,6 @@ impl LabelChange {
         Err(BadLabel::OtherSource { given, subject, source_name: source, plain: plain.to_string() })
     }
 
-    /// By key, to labels of one source.
     pub(crate) fn apply(self, labels: &mut BTreeMap<String, String>) {
         match self {
             Self::Set(Label { key, value, .. }) => drop(labels.insert(key, value)),
@@ -195,8 +191,7 @@ impl fmt::Display for LabelChange {
     }
 }
 
-/// Rejects two changes of one label. A change without a source may concern any source, so it conflicts with every other
-/// change of its key.
+/// Rejects two changes of one label. A change without a source conflicts with every other change of its key.
 fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
     let mut by_key: BTreeMap<&str, Vec<&LabelChange>> = BTreeMap::new();
     for change in changes {
@@ -215,10 +210,10 @@ fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
     Ok(())
 }
 
-/// The labels of an endpoint (`source:key=value`) after the changes. A label without a source keeps the source of the
+/// Applies changes to `source:key=value` labels. A label without a source keeps the source of the current label, or
 /// endpoint's label with that key; a new label gets `k8s`.
 pub(crate) fn changed(labels: &[String], changes: Vec<LabelChange>) -> Vec<String> {
-    // The agent keeps its reserved labels; they need not be sent.
+    // The agent adds its reserved labels.
     let mut labels: Vec<String> = labels.iter().filter(|label| !label.starts_with("reserved:")).cloned().collect();
     for change in changes {
         match change {

@@ -39,7 +39,6 @@ pub(crate) struct Choice {
 }
 
 impl Choice {
-    /// Whether the endpoint matches.
     pub(crate) fn has(&self, e: &Endpoint) -> bool {
         self.namespace.as_ref().is_none_or(|namespace| namespace.0 == namespace_of(e))
             && self.selector.as_ref().is_none_or(|s| s.matches(e.labels.iter().map(String::as_str)))

@@ -299,13 +299,13 @@ Examples:
     },
 }
 
-/// A setting that can be changed while the agent runs.
+/// A run-time setting of the agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Setting {
     LogLevel(String),
     LogFormat(LogFormat),
     Trace(bool),
-    /// Shows one in this many traced packets.
+    /// One in this many.
     TraceSampling(u32),
     PolicyEnforcement(Enforcement),
 }
@@ -345,7 +345,6 @@ impl Setting {
 const UNKNOWN_SETTING: &str = "the settings that can be changed while the agent runs are \
     log-level, log-format, trace, trace-sampling and policy-enforcement";
 
-/// The broken rule.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub(crate) struct BadValue(pub(super) &'static str);
@@ -401,7 +400,7 @@ impl std::str::FromStr for SettingName {
     }
 }
 
-/// It becomes a URL path segment, so it must not be able to name another path.
+/// Becomes a URL path segment, so it must not name another path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MapName(pub(crate) String);
 

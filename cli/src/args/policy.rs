@@ -166,7 +166,7 @@ pub(crate) struct PolicyDeleteArgs {
 }
 
 impl PolicyDeleteArgs {
-    /// The API query; `None` when a kind without namespace is given one.
+    /// `None` for a namespace with a cluster-wide kind.
     pub(crate) fn query(self) -> Option<PolicyDeleteQuery> {
         let Self { kind, name, namespace, all } = self;
         let (name, namespace) = (name.map(|name| name.0), namespace.map(|namespace| namespace.0));
@@ -174,7 +174,7 @@ impl PolicyDeleteArgs {
             return Some(PolicyDeleteQuery { all: Some(true), ..PolicyDeleteQuery::default() });
         }
         let namespace = match (kind.is_some_and(PolicyKind::has_namespace), namespace) {
-            // A document without a namespace belongs to `default`.
+            // Documents without a namespace belong to `default`.
             (true, namespace) => Some(namespace.unwrap_or_else(|| "default".to_owned())),
             (false, None) => None,
             (false, Some(_)) => return None,
@@ -256,7 +256,6 @@ pub(crate) struct PolicyExplainArgs {
 }
 
 impl PolicyExplainArgs {
-    /// The API query.
     pub(crate) fn query(&self) -> PolicyExplainQuery {
         PolicyExplainQuery {
             from: self.from.as_str().to_owned(),

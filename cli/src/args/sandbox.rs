@@ -39,11 +39,10 @@ pub(crate) struct Places {
 }
 
 impl Places {
-    /// Converts to the library's type.
     pub(crate) fn dirs(&self) -> Dirs {
         Dirs {
             state: self.state_dir.clone(),
-            // Absolute, because records keep the path for commands that run in another directory.
+            // Records keep the path for commands in other directories.
             netns: std::path::absolute(&self.netns_dir).unwrap_or_else(|_| self.netns_dir.clone()),
             conf: self.conf_dir.clone(),
             plugins: std::env::split_paths(&self.cni_bin_dir).collect(),

@@ -24,7 +24,6 @@ fn every_help_teaches_with_an_example() {
         if !command.is_hide_set() && !help.contains("Example") {
             bare.push(path.clone());
         }
-        // An example in the help of a command must run that command.
         if command.get_subcommands().next().is_none() && !command.is_hide_set() && !help.contains(path.trim()) {
             bare.push(format!("{path}: no example of itself"));
         }
@@ -49,7 +48,7 @@ fn every_example_parses() {
     walk(&Cli::command(), &mut examples);
     assert!(examples.len() > 40, "only {} examples found", examples.len());
     for example in examples {
-        // A remark follows the command after two blanks; a pipe or redirection belongs to the shell.
+        // Two blanks separate a remark; pipes and redirections belong to the shell.
         let line = example.split("  ").next().unwrap_or_default();
         let line = line.split(['|', '>', ';']).next().unwrap_or_default();
         let words: Vec<&str> = line.split_whitespace().filter(|w| !w.ends_with("...")).collect();
@@ -66,7 +65,6 @@ fn every_command_of_these_pages_parses() {
     };
     let pages = [include_str!("../../../docs/policy.md"), include_str!("../../../docs/l7.md")].map(commands_of);
     assert!(pages[0].len() > 20 && pages[1].len() > 6, "only {} and {} commands found", pages[0].len(), pages[1].len());
-    // This page has the commands in a shell block.
     let sandboxes =
         include_str!("../../../docs/sandboxes.md").lines().filter(|line| line.starts_with("wharf sandbox "));
     let commands = [pages.concat(), sandboxes.collect()].concat();
@@ -99,7 +97,7 @@ fn endpoints_are_named_in_many_ways() {
 fn every_list_can_be_followed() {
     fn walk(command: &clap::Command, path: &str, bare: &mut Vec<String>) {
         let path = format!("{path} {}", command.get_name());
-        // Sandboxes are files, which the agent does not know.
+        // Sandboxes are files unknown to the agent.
         let is_list = command.get_name() == "list" && !path.contains(" sandbox ") && !path.contains(" events ");
         if is_list && !command.get_arguments().any(|a| a.get_short() == Some('w') && a.get_long() == Some("watch")) {
             bare.push(path.clone());

@@ -14,9 +14,9 @@ use crate::{
 /// `wharf audit --repair -o json`.
 #[derive(Debug, Serialize)]
 struct Repair<'a> {
-    /// Each with the repair's result.
+    /// With results of the repair.
     repaired: &'a AuditReport,
-    /// From a second audit after the repair.
+    /// From a second audit.
     remaining: &'a AuditReport,
 }
 
@@ -29,7 +29,7 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         let both = Repair { repaired: &repaired, remaining: &remaining };
         cx.out.emit(&both, |style| findings(&remaining, style))?;
         if cx.out.is_table() {
-            // Findings that `--repair` does not handle are in `remaining`.
+            // `remaining` has the other findings.
             for finding in repaired.findings.iter().filter(|f| f.repair.is_some()) {
                 remark(&format!("repair: {}", words(finding)));
             }
@@ -40,7 +40,7 @@ pub(super) async fn run(cx: &Context, args: &AuditArgs) -> Result<Exit, CliError
         cx.out.emit(&report, |style| findings(&report, style))?;
         report
     };
-    // Standard output has only findings: empty output means healthy.
+    // Empty standard output means healthy.
     if cx.out.is_table() {
         let summary = if report.findings.is_empty() {
             format!("nothing amiss ({})", examined(&report))

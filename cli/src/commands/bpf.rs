@@ -18,7 +18,7 @@ use crate::{
     target::Target,
 };
 
-/// From an address to its endpoint.
+/// Map from addresses to endpoints.
 const ENDPOINTS: &str = "ENDPOINTS";
 const OTHERS_MOST: usize = 8;
 
@@ -66,7 +66,7 @@ pub(super) async fn run(cx: &Context, command: BpfCommand) -> Result<Exit, CliEr
     }
 }
 
-/// Without `all`, omits the maps of prepared programs.
+/// `all` includes maps of prepared programs.
 async fn maps(cx: &Context, all: bool) -> Result<Answer<Vec<BpfMap>>, CliError> {
     let mut maps = cx.client.maps().await?;
     if all {
@@ -79,7 +79,7 @@ async fn maps(cx: &Context, all: bool) -> Result<Answer<Vec<BpfMap>>, CliError> 
     Ok(Answer { value: maps, remark: (hidden > 0).then_some(told) })
 }
 
-/// By the endpoint id in `ID/NAME`; returns the number of removed maps.
+/// Selects by the id in `ID/NAME`; returns the number of removed maps.
 fn hide_prepared(maps: &mut Vec<BpfMap>, endpoints: &BTreeSet<u16>) -> u64 {
     let before = maps.len();
     maps.retain(|map| match map.name.split_once('/') {
@@ -90,7 +90,7 @@ fn hide_prepared(maps: &mut Vec<BpfMap>, endpoints: &BTreeSet<u16>) -> u64 {
 }
 
 async fn dump(cx: &Context, name: &str, follow: Follow) -> Result<Exit, CliError> {
-    // One path segment: the API accepts `.` for `/`.
+    // The API accepts `.` for `/`.
     let name = name.replace('/', ".");
     let ask = async || Ok(Answer::plain(cx.client.map(&name).await?));
     repeat::show(cx, follow.watch, ask, bpf::dump).await?;
@@ -112,7 +112,7 @@ async fn metrics(cx: &Context, dropped: bool, endpoint: Option<&Target>, follow:
     Ok(Exit::Ok)
 }
 
-/// A drop by the policy of `id` counts at the other end of the packet.
+/// A drop by the policy of `id` counts for the peer.
 fn counted_elsewhere(rows: &[MetricRow], id: u16) -> Option<String> {
     let by_peer = |m: &&MetricRow| m.reason == monitor::BY_PEER && m.packets > 0 && m.endpoint != Some(id);
     let others: BTreeSet<u16> = rows.iter().filter(by_peer).filter_map(|m| m.endpoint).collect();

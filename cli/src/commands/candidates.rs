@@ -1,4 +1,4 @@
-//! `wharf candidates`: completion candidates from the agent.
+//! `wharf candidates`: completion from the agent.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -19,13 +19,13 @@ use crate::{
     render::endpoint::short_ids,
 };
 
-/// For a shell, no candidates are better than slow ones.
+/// A shell prefers no candidates to slow candidates.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 type Candidate = (String, String);
 
-/// Prints candidates for the last word, one a line: word, tab, description. Exits 1 where no name is expected; the
-/// script then offers its static words.
+/// Prints candidates for the last word: word, tab, description. Exits 1 where no name is expected; the script then
+/// offers static words.
 pub(super) async fn run(cx: &Context, words: &[String]) -> Result<Exit, CliError> {
     let Some(wanted) = expected(&Cli::command(), words) else { return Ok(Exit::Unwell) };
     let (begun, prefix) = begun(words);
@@ -33,7 +33,7 @@ pub(super) async fn run(cx: &Context, words: &[String]) -> Result<Exit, CliError
         Some(socket) => Client::new(socket),
         None => cx.client.clone(),
     };
-    // In the middle of a word, the shell cannot show an error message.
+    // A shell cannot show errors within a word.
     let all = ask(&client.with_timeout(PATIENCE), wanted, words, !begun.is_empty()).await.unwrap_or_default();
     let fits = all.into_iter().filter(|(word, _)| word.starts_with(&begun) && *word != begun && is_plain(word));
     let lines = fits.map(|(word, what)| {
@@ -44,7 +44,7 @@ pub(super) async fn run(cx: &Context, words: &[String]) -> Result<Exit, CliError
     Ok(Exit::Ok)
 }
 
-/// The partial word, and the part that the shell keeps: bash splits words at `=`.
+/// The partial word, and the prefix that the shell keeps: bash splits at `=`.
 fn begun(words: &[String]) -> (String, String) {
     match words {
         [.., key, equals] if equals == "=" => (format!("{key}="), format!("{key}=")),
@@ -60,7 +60,7 @@ fn value_of<'a>(words: &'a [String], option: &str) -> Option<&'a str> {
     apart.map(String::as_str).or_else(joined)
 }
 
-/// After a partial word (`begun`), endpoint names are offered as well as ids.
+/// Offers endpoint names only for a partial word (`begun`).
 async fn ask(client: &Client, wanted: Expected, words: &[String], begun: bool) -> Result<Vec<Candidate>, ClientError> {
     Ok(match wanted {
         Expected::Endpoint => names(&client.endpoints(&EndpointFilter::default()).await?, begun),
@@ -89,7 +89,7 @@ async fn ask(client: &Client, wanted: Expected, words: &[String], begun: bool) -
     })
 }
 
-/// Of the kind and namespace in the words.
+/// Filters by kind and namespace in the words.
 fn policy_names(policies: &[PolicyInfo], words: &[String]) -> Vec<Candidate> {
     let kind = words.iter().find_map(|word| PolicyKind::from_str(word, true).ok()).map(PolicyKind::as_str);
     let namespace = value_of(words, "--namespace").or_else(|| value_of(words, "-n"));
@@ -104,7 +104,7 @@ fn policy_names(policies: &[PolicyInfo], words: &[String]) -> Vec<Candidate> {
     policies.iter().filter(fits).map(named).collect()
 }
 
-/// In the command line's state directory; empty if this user may not read it.
+/// Reads the command line's state directory, if permitted.
 fn sandboxes(words: &[String]) -> Vec<Candidate> {
     let line = ["wharf", "sandbox", "list"].into_iter();
     let directory = value_of(words, "--state-dir").into_iter().flat_map(|directory| ["--state-dir", directory]);
@@ -133,7 +133,7 @@ fn names(endpoints: &[Endpoint], begun: bool) -> Vec<Candidate> {
     all
 }
 
-/// No character is special to a shell.
+/// True without characters special to a shell.
 fn is_plain(word: &str) -> bool {
     word.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.' | '/' | '=' | ':'))
 }

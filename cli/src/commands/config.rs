@@ -37,7 +37,7 @@ pub(super) async fn run(cx: &Context, command: ConfigCommand) -> Result<Exit, Cl
     Ok(Exit::Ok)
 }
 
-/// Rejects a setting given twice, because merging would hide the mistake.
+/// Rejects repeated settings: merging would hide the mistake.
 fn patch(settings: Vec<Setting>) -> Result<AgentConfigPatch, CliError> {
     let mut patch = AgentConfigPatch::default();
     for setting in settings {

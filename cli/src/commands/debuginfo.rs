@@ -1,7 +1,7 @@
-//! `wharf debuginfo`: collects data about a fault in one archive.
+//! `wharf debuginfo`: one archive for troubleshooting.
 //!
-//! Each part has a time limit; an unreadable part becomes a file with the reason. It works without an agent, and has no
-//! secrets: no environment or command line of a process, no contents of the store, nothing from a container.
+//! Each part has a time limit; an unreadable part becomes a file with the reason. The command works without an agent.
+//! The archive has no secrets: no environments or command lines, no store contents, nothing from containers.
 
 mod archive;
 mod facts;
@@ -28,11 +28,11 @@ use crate::{
 };
 
 const PATIENCE: Duration = Duration::from_secs(10);
-/// For all explanations of endpoints together, and for all map dumps together.
+/// For all explanations together, and for all map dumps together.
 const MANY: Duration = Duration::from_secs(30);
-/// Most endpoints explained, and most maps dumped.
+/// Most explanations; twice as many maps are dumped.
 const MAX_MANY: usize = 512;
-/// A longer collection prints the part that it waits for.
+/// Delay before the current part is printed.
 const QUIET: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Serialize)]
@@ -40,7 +40,6 @@ struct Report {
     path: PathBuf,
     bytes: u64,
     files: usize,
-    /// With reasons.
     failed: Vec<Failed>,
 }
 
@@ -52,7 +51,7 @@ struct Failed {
 
 #[derive(Debug, thiserror::Error)]
 enum Missing {
-    /// The first request failed with this error.
+    /// Error of the first request.
     #[error("not asked: {0}")]
     NotAsked(String),
     #[error(transparent)]
@@ -61,7 +60,7 @@ enum Missing {
     Io(&'static str, PathBuf, #[source] io::Error),
     #[error("write it as JSON: {0}")]
     Json(#[from] serde_json::Error),
-    /// Count, and the skipped operation.
+    /// Count and skipped operation.
     #[error("{0} {1}: there are too many, or it took too long")]
     TooMany(usize, &'static str),
 }
@@ -73,7 +72,6 @@ struct Collection {
 }
 
 impl Collection {
-    /// A missing part becomes a file with the reason.
     fn add(&mut self, part: &str, content: Result<Vec<u8>, Missing>) -> Result<(), CliError> {
         match content {
             Ok(bytes) => self.archive.add(part, &bytes),
@@ -118,7 +116,7 @@ pub(super) async fn run(cx: &Context, args: &DebuginfoArgs) -> Result<Exit, CliE
     all.json("files/run-directory.json", facts::listing(run_dir))?;
     all.json("files/pins.json", facts::pins())?;
 
-    // Last, because it lists the failures of all other parts.
+    // Last: lists the failures of all parts.
     let failed = all.failed.clone();
     all.archive.add("failed.json", &serde_json::to_vec_pretty(&failed).unwrap_or_default())?;
     let (bytes, files) = all.archive.finish().map_err(|e| cannot_write(&path, &e))?;
@@ -127,7 +125,7 @@ pub(super) async fn run(cx: &Context, args: &DebuginfoArgs) -> Result<Exit, CliE
     Ok(Exit::well(report.failed.is_empty()))
 }
 
-/// The API, or the admin thread when only that answers.
+/// The API, or else the admin thread.
 async fn reach(api: &Client) -> (Client, Result<AgentStatus, ClientError>) {
     let api = api.clone().with_timeout(PATIENCE);
     let status = api.status().await;
@@ -146,7 +144,7 @@ async fn from_agent(
     client: &Client,
     status: Result<AgentStatus, ClientError>,
 ) -> Result<(), CliError> {
-    // Without an agent, each further request would fail, or hang until its timeout.
+    // Further requests would fail or hang.
     let away = status.as_ref().err().filter(|e| e.is_unreachable()).map(ToString::to_string);
     all.json("agent/status.json", status.map_err(Missing::from))?;
     macro_rules! ask {
@@ -213,7 +211,7 @@ async fn from_agent(
         }
         all.progress(&part);
         let dump = client.map(&name.replace('/', ".")).await;
-        // Flow tables have no rows to dump; `agent/flows.json` has the flows.
+        // Flow tables have no rows; `agent/flows.json` lists flows.
         if dump.as_ref().is_err_and(|e| e.code() == Some(ErrorCode::Unsupported)) {
             continue;
         }
@@ -222,7 +220,7 @@ async fn from_agent(
     Ok(())
 }
 
-/// `None` for a name that could escape the directory.
+/// `None` if the name could leave the directory.
 fn file_name(map: &str) -> Option<String> {
     let name = map.replace('/', ".");
     let plain = name.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'-' | b'.'));
@@ -237,7 +235,7 @@ fn default_name(node: &str, unix_s: u64) -> String {
     format!("wharf-debuginfo-{}-{stamp}Z.tar.gz", if node.is_empty() { "node" } else { &node })
 }
 
-/// The archive may replace a regular file only.
+/// The archive replaces only a regular file.
 fn replaceable(path: &Path) -> io::Result<()> {
     if path == Path::new("-") {
         return Err(io::Error::other("an archive goes to a file, not to standard output; name one"));

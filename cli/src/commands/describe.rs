@@ -14,7 +14,7 @@ use crate::{
 pub(super) async fn endpoint(cx: &Context, id: &str) -> Result<Exit, CliError> {
     let endpoint = cx.client.endpoint(id).await?;
     let id = endpoint.id.to_string();
-    // A delegated agent has no policies.
+    // Fails in delegated mode.
     let policies = cx.client.endpoint_policy(&id).await.ok();
     let policies = policies.map(|p| EndpointPolicies { ingress: p.ingress.policies, egress: p.egress.policies });
     let events = cx.client.endpoint_log(&id).await?;

@@ -52,7 +52,7 @@ pub(super) async fn run(cx: &Context, command: EndpointCommand) -> Result<Exit, 
     }
 }
 
-/// With a namespace, the ID is a pod name.
+/// With a namespace, the id is a pod name.
 fn named(id: &Target, namespace: Option<&NamespaceName>) -> String {
     match namespace {
         Some(NamespaceName(namespace)) => format!("pod-name:{namespace}/{}", id.as_str()),
@@ -77,7 +77,7 @@ async fn table(cx: &Context, filter: &EndpointFilter, choice: &Choice, columns: 
     Ok(Exit::Ok)
 }
 
-/// Supplementary: a failed request is no error.
+/// Supplementary: a failed request becomes a remark.
 pub(super) async fn redirects(cx: &Context, id: u16) -> Vec<String> {
     match cx.client.proxy().await {
         Ok(view) => proxy::of_endpoint(&view, id),
@@ -85,7 +85,7 @@ pub(super) async fn redirects(cx: &Context, id: u16) -> Vec<String> {
     }
 }
 
-/// Resolves the target, so that both requests of a command address the same endpoint.
+/// Resolves the target once for all requests of a command.
 async fn one(cx: &Context, target: &Target) -> Result<String, CliError> {
     Ok(cx.client.endpoint(target.as_str()).await?.id.to_string())
 }
@@ -112,7 +112,7 @@ async fn labels(cx: &Context, id: &Target, changes: Vec<LabelChanges>, set: Vec<
 async fn regenerate(cx: &Context, id: &Target, level: RegenerateLevel) -> Result<Exit, CliError> {
     let e = patch(cx, id.as_str(), EndpointPatch { regenerate: Some(level), ..EndpointPatch::default() }).await?;
     cx.out.emit(&e, |_| endpoint::regenerated(&e))?;
-    // A failed build keeps the last good state; only the kernel shows whether the fault is repaired.
+    // A failed build keeps the last state; only the kernel shows a repair.
     let health = cx.client.endpoint_health(&e.id.to_string()).await?;
     for f in health.findings.iter().filter(|f| f.mended_by != MendedBy::Nobody) {
         remark(&format!("still amiss: {}", words(f)));
@@ -155,7 +155,7 @@ async fn config(
     Ok(Exit::Ok)
 }
 
-/// Rejects a setting given twice, because merging would hide the mistake.
+/// Rejects repeated settings: merging would hide the mistake.
 fn change(settings: Vec<EndpointSetting>, trace: Option<bool>) -> Result<EndpointPatch, CliError> {
     let mut patch = EndpointPatch { trace, ..EndpointPatch::default() };
     for setting in settings {

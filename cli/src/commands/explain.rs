@@ -12,7 +12,7 @@ use crate::{
     render::{explain, status::FROM_ADMIN},
 };
 
-/// Exceeds the agent's consecutive deadlines for the kernel, the store and the deletion queue.
+/// Exceeds the sum of the agent's deadlines for kernel, store and deletion queue.
 const API_PATIENCE: Duration = Duration::from_secs(10);
 
 pub(super) async fn run(cx: &Context, args: &ExplainArgs) -> Result<Exit, CliError> {
@@ -26,14 +26,14 @@ pub(super) async fn run(cx: &Context, args: &ExplainArgs) -> Result<Exit, CliErr
     })
 }
 
-/// Falls back to the admin thread, on a socket in the same directory.
+/// Falls back to the admin thread.
 async fn ask(cx: &Context, subject: &str) -> Result<Explanation, CliError> {
     let error = match cx.client.clone().with_timeout(API_PATIENCE).explain(subject).await {
         Err(e) if e.is_unreachable() => e,
         answer => return Ok(answer?),
     };
     let admin = Client::new(cx.client.socket().with_file_name(ADMIN_SOCKET)).with_timeout(API_PATIENCE);
-    // When neither answers, report the error of the API.
+    // Without any answer, report the API's error.
     let answer = admin.explain(subject).await.map_err(|_| CliError::from(error))?;
     remark(&format!("wharf: {FROM_ADMIN}"));
     Ok(answer)

@@ -21,7 +21,7 @@ pub(super) async fn run(cx: &Context, command: &HealthCommand) -> Result<Exit, C
         HealthCommand::Probe => cx.client.probe_health().await?,
     };
     cx.out.emit(&report, |style| health::report(&report, style))?;
-    // A probe is of this node alone.
+    // A probe covers only this node.
     let is_well = match command {
         HealthCommand::Probe => health::is_well_here(&report),
         HealthCommand::Status(_) => health::is_well(&report),

@@ -1,4 +1,4 @@
-//! Manual pages, generated from the clap definition.
+//! Manual pages from the clap definition.
 
 use std::{fs, io, path::Path};
 
@@ -13,7 +13,7 @@ use crate::{
     error::{CliError, Exit},
 };
 
-/// Last change of the pages' text.
+/// Date of the text.
 const DATE: &str = "2026-11-23";
 
 const ENVIRONMENT: &[(&str, &str)] = &[
@@ -35,7 +35,7 @@ pub(super) fn man(dir: &Path) -> Result<Exit, CliError> {
     Ok(Exit::Ok)
 }
 
-/// `above`: the parent pages' names.
+/// `above`: names of parent pages.
 fn pages(command: &clap::Command, above: &[String], exit_status: &str, dir: &Path) -> io::Result<()> {
     let man = Man::new(command.clone()).manual("Wharf").date(DATE).source(concat!("wharf ", env!("CARGO_PKG_VERSION")));
     fs::write(dir.join(man.get_filename()), page(&man, command, above, exit_status)?)?;
@@ -44,7 +44,7 @@ fn pages(command: &clap::Command, above: &[String], exit_status: &str, dir: &Pat
     command.get_subcommands().filter(|sub| !sub.is_hide_set()).try_for_each(|sub| pages(sub, &above, exit_status, dir))
 }
 
-/// In the order of man-pages(7). `after_help` has the sections `Exit status:` and `Examples:`.
+/// Section order of man-pages(7); `after_help` has `Exit status:` and `Examples:`.
 fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str) -> io::Result<String> {
     let mut text = Vec::new();
     man.render_title(&mut text)?;
@@ -54,7 +54,7 @@ fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str)
         let mut text = Vec::new();
         render(&mut text)?;
         let text = String::from_utf8_lossy(&text);
-        // Each rendered part repeats the preamble.
+        // Each part repeats the preamble.
         parts.push_str(text.strip_prefix(&preamble).unwrap_or(&text));
         io::Result::Ok(())
     };
@@ -84,18 +84,18 @@ fn page(man: &Man, command: &clap::Command, above: &[String], exit_status: &str)
     rest.text([bold("wharf-agent"), roman("(8),")]);
     rest.text([bold("wharf-cni"), roman("(8)")]);
     add(&|to| rest.to_writer(to))?;
-    // The generator writes an empty line as two breaks; `.sp` is the proper macro.
+    // The generator writes empty lines as two breaks.
     Ok(parts.replace("\n.br\n\n.br\n", "\n.sp\n"))
 }
 
-/// Inserts the `--` that the generator omits before arguments that may only follow `--`.
+/// Inserts the missing `--` before arguments that must follow it.
 fn with_dashes(synopsis: &str, command: &clap::Command) -> String {
     let mut synopsis = synopsis.to_owned();
     for argument in command.get_positionals().filter(|argument| argument.is_last_set()) {
         let names = argument.get_value_names().unwrap_or_default();
         let names: Vec<&str> = names.iter().map(|name| name.as_str()).collect();
         let shown = Roff::new().text([italic(names.join(" "))]).to_roff();
-        // After the bracket that marks the argument optional or required.
+        // After the bracket of the argument.
         let at = synopsis.rfind(shown.trim_end()).and_then(|at| synopsis.get(..at)?.char_indices().next_back());
         if let Some((at, _)) = at {
             synopsis.insert_str(at, "\\-\\- ");
@@ -104,7 +104,7 @@ fn with_dashes(synopsis: &str, command: &clap::Command) -> String {
     synopsis
 }
 
-/// For an empty heading, the lines before the first heading.
+/// Empty heading: lines before the first heading.
 fn help_section(command: &clap::Command, heading: &str) -> String {
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
     let mut lines = String::new();
@@ -115,7 +115,7 @@ fn help_section(command: &clap::Command, heading: &str) -> String {
                 current = line;
                 continue;
             }
-            // An unindented line ends the section.
+            // Unindented lines end a section.
             _ if !line.is_empty() && !line.starts_with(' ') => current = "",
             _ => {}
         }
@@ -127,7 +127,7 @@ fn help_section(command: &clap::Command, heading: &str) -> String {
     lines.trim_end().trim_start_matches('\n').to_owned()
 }
 
-/// Keeps lines unchanged.
+/// Without line changes.
 fn as_written(to: &mut Roff, heading: &str, text: &str) {
     if text.is_empty() {
         return;
@@ -162,7 +162,6 @@ mod tests {
             let mut rest = page.as_str();
             for section in sections {
                 let quoted = [format!(".SH {section}\n"), format!(".SH \"{section}\"\n")];
-                // The sections must appear in this order, each once.
                 match quoted.iter().find_map(|heading| rest.split_once(heading.as_str())) {
                     Some((_, after)) => rest = after,
                     None => bare.push(format!("{name}: {section}")),

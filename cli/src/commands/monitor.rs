@@ -16,14 +16,14 @@ use crate::{
     render::monitor::line,
 };
 
-/// Every container causes these drops: it joins multicast groups when its interface comes up.
+/// Drops from joining multicast groups at interface start; every container has them.
 const MULTICAST: &str = "multicast-unsupported";
 const HIDDEN: &str =
     "wharf: drops with the reason multicast-unsupported are not shown; `--all` or `--reason` shows them";
 const NO_TRACING: &str = "wharf: no endpoint that is asked about traces its packets, so there are no trace events; `wharf endpoint \
     config ID --trace on` turns tracing on for one endpoint, `wharf config set trace=on` for all";
 
-/// `None`: any endpoint. A failed request counts as tracing.
+/// `None`: any endpoint. True if the request fails.
 async fn traces(cx: &Context, of: Option<&Of>) -> bool {
     const SETTING: &str = "trace";
     match cx.client.config().await {
@@ -38,7 +38,7 @@ async fn traces(cx: &Context, of: Option<&Of>) -> bool {
         },
     };
     for id in ids {
-        // An endpoint that was deleted meanwhile does not trace.
+        // A deleted endpoint does not trace.
         let config = cx.client.endpoint_config(&id.to_string()).await;
         if config.is_ok_and(|config| config.desired.get(SETTING).is_some_and(|value| value == "true")) {
             return true;
@@ -47,7 +47,7 @@ async fn traces(cx: &Context, of: Option<&Of>) -> bool {
     false
 }
 
-/// Until `count` events, `time`, or the stream's end (exit 2).
+/// Ends after `count` events, after `time`, or with the stream (exit 2).
 pub(super) async fn run(
     cx: &Context,
     filter: EventFilter,
@@ -70,7 +70,7 @@ pub(super) async fn run(
     let (mut shown, mut has_hidden) = (0, false);
     while count.is_none_or(|max| shown < max) {
         let event = tokio::select! {
-            // Pending events are shown before the time limit applies.
+            // Pending events precede the time limit.
             biased;
             event = stream.next() => event?,
             () = &mut end => return Ok(Exit::Ok),
@@ -89,14 +89,14 @@ pub(super) async fn run(
             has_hidden = true;
         } else if wanted.matches(&event) {
             cx.out.emit_line(&event, |style| line(&event, style))?;
-            // A gap in the stream is printed but is no event.
+            // A gap is printed but not counted.
             shown += u64::from(!matches!(event, MonitorEvent::Lost { .. }));
         }
     }
     Ok(Exit::Ok)
 }
 
-/// A drop by the policy of the other end; event and count belong to the sending endpoint.
+/// A drop by the policy of the receiving endpoint, counted for the sender.
 pub(super) const BY_PEER: &str = "peer-policy-denied";
 
 #[derive(Debug, Clone)]
@@ -106,7 +106,7 @@ struct Of {
 }
 
 impl Of {
-    /// It belongs to the endpoint, or the endpoint's policy dropped it at the other end.
+    /// Also packets that the endpoint's policy dropped at the other end.
     fn has(&self, p: &PacketEvent) -> bool {
         let is_end = |ip: Option<IpAddr>| ip.is_some_and(|ip| self.addresses.contains(&ip));
         u32::from(self.id) == p.endpoint || (p.reason == BY_PEER && (is_end(p.source) || is_end(p.destination)))
@@ -146,7 +146,7 @@ impl Wanted {
             MonitorEvent::Drop(p) => self.wants(EventKind::Drop) && self.matches_packet(p),
             MonitorEvent::Trace(p) => self.wants(EventKind::Trace) && self.matches_packet(p),
             MonitorEvent::Agent(a) => {
-                // Agent events have no addresses and no reason: a filter on either selects packets.
+                // Agent events have no addresses or reason: such filters select packets.
                 let packets_only = self.from.is_some() || self.to.is_some() || !self.reasons.is_empty();
                 self.wants(EventKind::Agent)
                     && !packets_only
@@ -161,7 +161,7 @@ impl Wanted {
         self.kinds.is_empty() || self.kinds.contains(&kind)
     }
 
-    /// A request has no reason: a filter on reasons selects packets.
+    /// A request has no reason: a reason filter selects packets.
     fn matches_request(&self, r: &RequestEvent) -> bool {
         let is = |wanted: Option<IpAddr>, end: Option<SocketAddr>| {
             wanted.is_none() || end.map(|end| end.ip().to_canonical()) == wanted
@@ -214,7 +214,7 @@ mod tests {
         }
     }
 
-    /// For a drop, a trace, an event about endpoint 7, an agent event and a loss.
+    /// Drop, trace, event of endpoint 7, agent event, loss.
     fn shown(wanted: &Wanted) -> [bool; 5] {
         let agent = |endpoint| AgentEvent { time_unix_ms: 0, endpoint, event: String::new(), message: String::new() };
         [
@@ -288,7 +288,7 @@ mod tests {
             (all(), true),
             (Wanted { kinds: vec![EventKind::Drop], ..all() }, true),
             (Wanted { endpoint: of(7), ..all() }, true),
-            // Hidden by another filter, so no remark is due.
+            // Hidden by another filter.
             (Wanted { endpoint: of(8), ..all() }, false),
             (Wanted { kinds: vec![EventKind::Agent], ..all() }, false),
             (Wanted { all: true, ..all() }, false),

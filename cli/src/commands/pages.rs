@@ -1,4 +1,4 @@
-//! Completion scripts, generated from the clap definition.
+//! Completion scripts from the clap definition.
 
 use clap::CommandFactory;
 use clap_complete::Shell;
@@ -10,19 +10,18 @@ use crate::{
 };
 
 pub(super) fn completion(shell: Shell) -> Result<Exit, CliError> {
-    // Buffered: the generator panics when its writer fails, as on a closed pipe.
+    // The generator panics on write errors, such as a closed pipe.
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "wharf", &mut script);
     write_text(&with_candidates(shell, &String::from_utf8_lossy(&script)))?;
     Ok(Exit::Ok)
 }
 
-/// Adds names of objects to clap's script, which runs `wharf candidates` first.
+/// Extends clap's script by `wharf candidates`.
 fn with_candidates(shell: Shell, script: &str) -> String {
     match shell {
         Shell::Bash => format!("{script}{BASH}"),
         Shell::Fish => format!("{script}{FISH}"),
-        // The script ends with the call or registration of the function.
         Shell::Zsh => match script.rsplit_once(ZSH_END) {
             Some((functions, _)) => format!("{functions}{ZSH}{ZSH_END}"),
             None => script.to_owned(),
@@ -31,7 +30,7 @@ fn with_candidates(shell: Shell, script: &str) -> String {
     }
 }
 
-/// The shell expands no word of an answer, and offers no files for a name.
+/// No shell expansion of answers, and no files for names.
 const BASH: &str = r#"
 _wharf_candidates() {
     local line answer
@@ -48,7 +47,7 @@ _wharf_candidates() {
 complete -F _wharf_candidates -o bashdefault -o default wharf
 "#;
 
-/// clap's script offers no files (`-f`) for arguments without an option.
+/// clap's script offers no files (`-f`) for positional arguments.
 const FISH: &str = r#"
 complete -c wharf -f -a '(wharf candidates -- (commandline -opc)[2..-1] (commandline -ct) 2>/dev/null)'
 complete -c wharf -n '__fish_seen_subcommand_from validate' -F
@@ -89,7 +88,7 @@ mod tests {
             let made = String::from_utf8(script).expect("UTF-8");
             let whole = with_candidates(shell, &made);
             assert_eq!(whole.matches("wharf candidates -- ").count(), 1, "{shell}");
-            // clap omits the hidden commands; only the added lines call one.
+            // clap omits hidden commands.
             assert!(!made.contains("candidates") && !made.contains("__man"), "{shell}");
             assert!(made.lines().all(|line| whole.contains(line)), "{shell}");
         }

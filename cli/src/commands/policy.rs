@@ -47,7 +47,7 @@ async fn list(
     Ok(Exit::Ok)
 }
 
-/// The policies with this name and namespace; an error without any.
+/// Policies by name and namespace; fails without a match.
 fn of_name(
     mut all: PolicyList,
     name: Option<&QualifiedPolicyName>,

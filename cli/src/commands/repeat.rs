@@ -1,4 +1,4 @@
-//! Shows answers once, or with `--watch` again after each change.
+//! Shows answers once, or with `--watch` after each change.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ pub(super) const INTERVAL: Duration = Duration::from_secs(1);
 
 pub(super) struct Answer<T> {
     pub(super) value: T,
-    /// Omitted with `--watch` and in formats for scripts.
+    /// Omitted with `--watch` and in script formats.
     pub(super) remark: Option<String>,
 }
 
@@ -21,7 +21,7 @@ impl<T> Answer<T> {
     }
 }
 
-/// With `watch`, repeats until a request or a write fails.
+/// With `watch`, repeats until an error.
 pub(super) async fn show<T: Serialize>(
     cx: &Context,
     watch: bool,

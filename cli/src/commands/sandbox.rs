@@ -1,4 +1,4 @@
-//! `wharf sandbox ...`, by `wharf_sandbox` on a separate thread.
+//! `wharf sandbox ...`, with `wharf_sandbox` on a separate thread.
 
 use std::{
     ffi::OsString,
@@ -25,10 +25,10 @@ use crate::{
     },
 };
 
-/// Between two printed lines of a running plugin.
+/// Interval of lines about a running plugin.
 const BETWEEN_LINES: Duration = Duration::from_secs(5);
 
-/// `run` has no sandbox for its command; as in other runtimes.
+/// Status of `run` without a sandbox, as in other runtimes.
 const NO_SANDBOX: u8 = 125;
 
 #[derive(Debug, Serialize)]
@@ -71,7 +71,7 @@ impl Worker {
         Self { sandboxes: Arc::new(Sandboxes::new(args.places.dirs(), tell).no_wait(no_wait)), step }
     }
 
-    /// Prints a step that takes longer than [`QUIET`].
+    /// Prints steps longer than [`QUIET`].
     async fn run<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Sandboxes) -> Result<T, SandboxError> + Send + 'static,
@@ -119,7 +119,6 @@ pub(super) async fn run(out: &Output, args: SandboxArgs) -> Result<Exit, CliErro
         }
         SandboxCommand::Inspect { name, check } => {
             let details = worker.run(move |s| s.inspect(&name, check)).await?;
-            // `inspect` has no table form.
             let text = serde_json::to_string_pretty(&details).unwrap_or_default();
             out.emit(&details, |_| escape_in_json(&text) + "\n")?;
             Ok(Exit::well(details.is_well()))
@@ -166,7 +165,7 @@ fn remove(sandboxes: &Sandboxes, name: SandboxName, grace: GraceArgs, force: boo
     Ok(Done { name, outcome, told })
 }
 
-/// A failure does not stop the rest.
+/// Continues after failures.
 async fn each(
     out: &Output,
     worker: &Worker,
@@ -194,7 +193,7 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
     let launch = launch(command, if detach { To::Detached(log) } else { To::Inherited })?;
     let of = name.clone();
     let made = worker.run(move |s| ensure(s, &of, &spec)).await.map_err(no_sandbox)?;
-    // From here on, signals are forwarded.
+    // Signals are forwarded from here.
     let signals = if detach { None } else { Some(Signals::new().map_err(|e| refused("run", &e))?) };
     let of = name.clone();
     let started = worker.run(move |s| Ok(s.launch(&of, &launch))).await.map_err(no_sandbox)?;
@@ -208,7 +207,7 @@ async fn command(out: &Output, worker: &Worker, args: RunArgs) -> Result<Exit, C
             }
             Some(signals) => {
                 let handle = started.handle().map_err(not_awaited)?;
-                // On a terminal, the command is in the process group and gets interrupts.
+                // On a terminal, the command gets interrupts from its process group.
                 let is_alone = !io::stdin().is_terminal();
                 signals.wait(&handle, is_alone, None, move || started.wait()).await.map(Exit::Command)
             }
@@ -260,7 +259,7 @@ fn not_awaited(error: io::Error) -> CliError {
     refused("wait for the command", &error)
 }
 
-/// Between SIGTERM and SIGKILL, for processes that the command of `run --rm` left behind.
+/// Between SIGTERM and SIGKILL, for remaining processes of `run --rm`.
 const GRACE: Duration = Duration::from_secs(10);
 
 /// True when this call created the sandbox.
@@ -270,7 +269,7 @@ fn ensure(sandboxes: &Sandboxes, name: &SandboxName, spec: &Spec) -> Result<bool
     }
     match sandboxes.create(name, spec) {
         Ok(_) => Ok(true),
-        // Another command created it meanwhile.
+        // Created by another command meanwhile.
         Err(SandboxError::Exists { .. }) if spec.is_empty() => Ok(false),
         Err(error) => Err(error),
     }
@@ -299,7 +298,7 @@ impl Signals {
         })
     }
 
-    /// Forwards interrupts unless the command gets them from its terminal.
+    /// Forwards interrupts unless the terminal sends them.
     async fn wait(
         mut self,
         handle: &Handle,
@@ -319,7 +318,7 @@ impl Signals {
                 _ = self.interrupt.recv() => if passes_interrupts { SignalKind::interrupt() } else { continue },
                 _ = self.quit.recv() => if passes_interrupts { SignalKind::quit() } else { continue },
                 _ = self.resize.recv() => {
-                    // A hung-up terminal has no size; `wait` then ends.
+                    // Fails on a hung-up terminal; `wait` then ends.
                     let _ = resizer.map(Resizer::resize);
                     continue;
                 }

@@ -19,7 +19,7 @@ use crate::{
     render::status::{self, Detail},
 };
 
-/// The agent answers within half of it while its main runtime makes progress.
+/// The agent answers in half of it unless its main runtime is stuck.
 const API_PATIENCE: Duration = Duration::from_secs(3);
 
 pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliError> {
@@ -34,7 +34,6 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     let verdict = if args.ready { AgentStatus::readiness } else { AgentStatus::verdict };
     let one_word = args.brief || args.ready;
     if one_word {
-        // For a probe.
         write_text(&format!("{}\n", word(&answer, verdict)))?;
     }
     let s = answer.map_err(|e| CliError { exit: Exit::Unreachable, ..e.into() })?;
@@ -47,7 +46,7 @@ pub(super) async fn run(cx: &Context, args: &StatusArgs) -> Result<Exit, CliErro
     Ok(verdict(&s).into())
 }
 
-/// For `--brief` and `--ready`. A missing permission does not prove that the agent is down.
+/// Word for `--brief` and `--ready`. Without permission, the agent's state is unknown.
 fn word(answer: &Result<AgentStatus, ClientError>, verdict: fn(&AgentStatus) -> Verdict) -> &'static str {
     match answer {
         Ok(status) => verdict(status).as_str(),
@@ -56,21 +55,19 @@ fn word(answer: &Result<AgentStatus, ClientError>, verdict: fn(&AgentStatus) -> 
     }
 }
 
-/// Falls back to the admin thread, on a socket in the same directory.
+/// Falls back to the admin thread.
 async fn ask(cx: &Context, all_controllers: bool) -> Result<AgentStatus, ClientError> {
     let error = match cx.client.clone().with_timeout(API_PATIENCE).status_of(all_controllers).await {
         Err(e) if e.is_unreachable() => e,
         answer => return answer,
     };
     let admin = Client::new(cx.client.socket().with_file_name(ADMIN_SOCKET)).with_timeout(STATUS_TIMEOUT);
-    // When neither answers, report the error of the API.
+    // Without any answer, report the API's error.
     let mut status = admin.status_of(all_controllers).await.map_err(|_| error)?;
-    // At least degraded, because the API does not answer.
     status.overall = status.overall.max(wharf_api::Health::Degraded);
     Ok(status)
 }
 
-/// `wharf version -o json`.
 #[derive(Debug, Serialize)]
 struct Versions {
     client: &'static str,
@@ -86,7 +83,7 @@ struct AgentVersion {
 
 pub(super) async fn version(cx: &Context, client_only: bool) -> Result<Exit, CliError> {
     let client = env!("CARGO_PKG_VERSION");
-    // Printed even when the agent does not answer.
+    // Also without an answer from the agent.
     if cx.out.is_table() {
         write_text(&format!("wharf:        {client}\n"))?;
     }

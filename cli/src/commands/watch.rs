@@ -13,7 +13,7 @@ use crate::{
     render::endpoint::{Columns, Following},
 };
 
-/// Names for `-o json` and `-o yaml`.
+/// Names in JSON and YAML.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 enum Change {
@@ -28,14 +28,14 @@ struct Told<'a> {
     endpoint: &'a Endpoint,
 }
 
-/// Shows the matching endpoints, then each change, until a request fails.
+/// Shows matching endpoints, then changes, until a request fails.
 pub(super) async fn run(
     cx: &Context,
     filter: EndpointFilter,
     choice: &Choice,
     columns: Columns,
 ) -> Result<Exit, CliError> {
-    // An endpoint that leaves `state` is shown once more.
+    // Endpoints that leave `state` are shown once more.
     let state = filter.state;
     let filter = EndpointFilter { state: None, ..filter };
     let mut shown = BTreeMap::new();
@@ -62,7 +62,7 @@ pub(super) async fn run(
 
 type Key = (u16, u64);
 
-/// Updates `shown`. With a `state`, follows only endpoints in that state.
+/// With a `state`, follows only endpoints in it.
 fn changes(
     shown: &mut BTreeMap<Key, Endpoint>,
     all: &[Endpoint],
@@ -95,7 +95,7 @@ fn changes(
     changes
 }
 
-/// A regeneration that began and ended between two polls is no change.
+/// Ignores a regeneration between two polls.
 fn is_same(a: &Endpoint, b: &Endpoint) -> bool {
     let settled = |e: &Endpoint| (e.state, e.identity, e.ipv4, e.ipv6, e.status.failures);
     let why = |e: &Endpoint| (e.status.last_error.clone(), e.status.problem.clone());
@@ -121,7 +121,6 @@ mod tests {
         let mut busy = one.clone();
         busy.state = EndpointState::Regenerating;
         assert_eq!(told(&mut shown, &[busy.clone(), two.clone()], None), [(Change::Changed, 7), (Change::Added, 9)]);
-        // The same id with another epoch is another endpoint.
         let next = Endpoint { epoch: 42, ..busy };
         assert_eq!(told(&mut shown, &[next], None), [(Change::Deleted, 7), (Change::Deleted, 9), (Change::Added, 7)]);
     }

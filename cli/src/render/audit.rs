@@ -6,7 +6,6 @@ use super::{Style, Tone, screen::wrap, text};
 
 const INDENT: &str = "    ";
 
-/// One sentence.
 pub(crate) fn words(f: &Finding) -> String {
     let mut out = format!("{} {}: {}", f.object, f.subject, f.problem);
     if let Some(owner) = &f.owner {
@@ -18,10 +17,10 @@ pub(crate) fn words(f: &Finding) -> String {
     text::safe(&out)
 }
 
-/// A remedy of consecutive findings is printed once, after the last one.
+/// Prints a common remedy once, after its last finding.
 pub(crate) fn findings(report: &AuditReport, style: &Style) -> String {
     let mut out = String::new();
-    // An unindented line starts a finding.
+    // Unindented lines start findings.
     let room = usize::from(style.width).saturating_sub(INDENT.len()).max(20);
     for (n, f) in report.findings.iter().enumerate() {
         let tone = if f.repairable { Tone::Warn } else { Tone::Bad };

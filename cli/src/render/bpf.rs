@@ -22,16 +22,16 @@ pub(crate) fn maps(maps: &[BpfMap], style: &Style) -> String {
     table(style, &["NAME", "KIND", "FILL", "MEMORY"], rows)
 }
 
-/// A column for each name that any row has.
+/// Columns from the names in all rows.
 pub(crate) fn dump(dump: &BpfMapDump, style: &Style) -> String {
     let names: BTreeSet<&str> = dump.rows.iter().flat_map(|row| row.keys().map(String::as_str)).collect();
     if names.is_empty() {
         return format!("{}: no rows\n", text::safe(&dump.map.name));
     }
-    // Key columns first, the rest in alphabetical order.
+    // Key columns first, then alphabetical.
     let mut names: Vec<&str> = names.into_iter().collect();
     names.sort_by_key(|name| (!matches!(*name, "key" | "address" | "index"), *name));
-    // A ring buffer has one row of facts with names too long for columns.
+    // A ring buffer has one row, with names too long for columns.
     if let ("ringbuf", [facts]) = (dump.map.kind.as_str(), dump.rows.as_slice()) {
         let rows = names.iter().map(|name| vec![cell(name), cell(facts.get(*name).map_or("-", String::as_str))]);
         return table(style, &["NAME", "VALUE"], rows.collect());

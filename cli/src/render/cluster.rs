@@ -33,7 +33,7 @@ pub(crate) fn status(view: &ClusterView, now_unix_ms: u64) -> String {
     text
 }
 
-/// Name, and whether it is connected.
+/// Name and connection.
 fn producer(feed: &ClusterFeed, now_unix_ms: u64) -> String {
     match (&feed.producer, feed.connected_since_unix_ms) {
         (Some(name), Some(since)) => format!("{}, connected for {}", safe(name), age(now_unix_ms, since)),

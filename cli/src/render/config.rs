@@ -8,7 +8,6 @@ use super::{
     text,
 };
 
-/// Marks mutable settings.
 pub(crate) fn list(view: &AgentConfigView, style: &Style) -> String {
     let rows = view
         .effective

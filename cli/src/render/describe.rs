@@ -1,4 +1,4 @@
-//! `describe` commands: an object in full, from several answers of the agent.
+//! `describe` commands: an object from several answers.
 
 use serde::Serialize;
 use wharf_api::{Endpoint, EndpointLogEntry, Namespace, PolicyInfo};
@@ -13,16 +13,15 @@ use super::{
 #[derive(Debug, Serialize)]
 pub(crate) struct EndpointDetails {
     pub(crate) endpoint: Endpoint,
-    /// In words.
     #[serde(skip)]
     pub(crate) redirects: Vec<String>,
-    /// Absent in delegated mode, where the agent has no policies.
+    /// Absent in delegated mode.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) policies: Option<EndpointPolicies>,
     pub(crate) events: Vec<EndpointLogEntry>,
 }
 
-/// Names of the policies that select the endpoint.
+/// Names of selecting policies.
 #[derive(Debug, Serialize)]
 pub(crate) struct EndpointPolicies {
     pub(crate) ingress: Vec<String>,

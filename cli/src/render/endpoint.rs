@@ -48,7 +48,7 @@ fn state_cell(e: &Endpoint) -> Cell {
     }
     if e.status.failures > 0 {
         let failures = text::count(u64::from(e.status.failures), "failure");
-        // `lines` keeps the line break; the text has no untrusted part.
+        // Keeps the line break; no part is untrusted.
         return lines(&[word, &format!("({failures})")], 2).whole().tone(Tone::Bad);
     }
     token(word).tone(state_tone(e.state))
@@ -62,11 +62,11 @@ fn pod(e: &Endpoint) -> Option<String> {
     })
 }
 
-/// For listed ports that are not translated.
+/// Remark on untranslated ports.
 pub(crate) const PORTS_OFF: &str = "off: the agent runs with --masquerade off, so nothing translates these ports; restart it with \
      --masquerade on, or recreate the container without them";
 
-/// `redirects`: what the proxy does for the endpoint.
+/// `redirects`: the proxy's actions for the endpoint.
 pub(crate) fn get(e: &Endpoint, redirects: &[String], style: &Style) -> String {
     let mut screen = Screen::new(style);
     let now = style.now_unix_ms;
@@ -196,7 +196,7 @@ pub(crate) fn endpoint_health(h: &EndpointHealth, style: &Style) -> String {
         ("Overall", h.overall, String::new()),
         ("BPF", h.bpf, String::new()),
         ("Self-check", h.self_check.state, self_check_words(&h.self_check, style)),
-        // The API's field `policy` is the result of the last build.
+        // Field `policy` is the last build's result.
         ("Last build", h.policy, String::new()),
         ("Connected", h.connected, String::new()),
     ] {
@@ -255,7 +255,7 @@ pub(crate) fn labels(l: &EndpointLabels, style: &Style) -> String {
     screen.finish()
 }
 
-/// Marks realized settings that differ.
+/// Marks differing realized settings.
 pub(crate) fn config(c: &EndpointConfigView, style: &Style) -> String {
     let mut keys: Vec<&String> = c.desired.keys().chain(c.realized.keys()).collect();
     keys.sort();
@@ -286,7 +286,6 @@ pub(crate) fn regenerated(e: &Endpoint) -> String {
 
 pub(crate) fn deleted(d: &DeleteResult) -> String {
     let mut out = String::new();
-    // Writing to a String cannot fail.
     for id in &d.deleted {
         let _ = writeln!(out, "endpoint {id} deleted");
     }

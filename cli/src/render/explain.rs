@@ -20,7 +20,7 @@ pub(crate) fn explain(e: &Explanation, style: &Style) -> String {
         (_, Health::Failing) => (Tone::Bad, "Failing"),
     };
     let subject = text::cut(&e.subject, 60);
-    // The subject as the operator wrote it keeps its case.
+    // The operator's spelling keeps its case.
     let subject = match e.kind {
         SubjectKind::Address | SubjectKind::Several | SubjectKind::Unknown => subject,
         _ => capital(&subject),

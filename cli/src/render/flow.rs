@@ -11,11 +11,10 @@ use super::{
 #[derive(Debug, Clone, Copy)]
 struct Layout {
     wide: bool,
-    /// Both ends in one column.
     stacked: bool,
 }
 
-/// Addresses are stacked when they do not fit side by side.
+/// Stacks addresses that do not fit side by side.
 pub(crate) fn list(flows: &[Flow], style: &Style, wide: bool) -> String {
     let rows = |layout: Layout| flows.iter().map(|flow| layout.row(flow)).collect::<Vec<_>>();
     let flat = Layout { wide, stacked: false };
@@ -61,7 +60,7 @@ impl Layout {
     }
 }
 
-/// `10.0.0.2:443`, `[fd00::2]:443`; without a port for protocols that have none.
+/// `10.0.0.2:443`, `[fd00::2]:443`, or an address without port.
 fn end(end: &FlowEnd, protocol: FlowProtocol) -> String {
     if FlowProtocol::NAMED.iter().any(|(_, number)| *number == protocol.0) {
         std::net::SocketAddr::new(end.address, end.port).to_string()

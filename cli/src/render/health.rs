@@ -1,4 +1,4 @@
-//! `wharf health status` and `wharf health probe`.
+//! `wharf health ...`.
 
 use std::net::IpAddr;
 
@@ -11,15 +11,15 @@ use super::{
     text,
 };
 
-/// Other nodes that do not answer, with their probes. More fill the screen.
+/// Nodes without an answer that are shown in detail; more would fill the screen.
 const MAX_DETAILED: usize = 8;
 
-/// Whether every node's health endpoint answers.
+/// Whether all health endpoints answer.
 pub(crate) fn is_well(report: &HealthReport) -> bool {
     !report.nodes.is_empty() && report.nodes.iter().all(|n| n.state == HealthState::Ok)
 }
 
-/// Whether this node's does.
+/// Whether the local health endpoint answers.
 pub(crate) fn is_well_here(report: &HealthReport) -> bool {
     report.nodes.iter().any(|n| n.local && n.state == HealthState::Ok)
 }
@@ -82,7 +82,7 @@ fn node(n: &NodeHealth, style: &Style, has_others: bool) -> Vec<super::table::Ce
         token(probed),
         maybe(n.endpoint),
         maybe(n.pid),
-        // This agent launches no endpoint of another node.
+        // The agent launches only local endpoints.
         if n.local || !has_others { number(n.launches) } else { number("-") },
     ];
     if has_others {
@@ -91,7 +91,7 @@ fn node(n: &NodeHealth, style: &Style, has_others: bool) -> Vec<super::table::Ce
     cells
 }
 
-/// Round-trip time of the last ICMP probe of the health endpoint, else of the node; none if it was not answered.
+/// Last ICMP round-trip time of the health endpoint, or else of the node.
 fn latency(n: &NodeHealth) -> Option<u64> {
     let health = [n.ipv4.map(IpAddr::V4), n.ipv6.map(IpAddr::V6)];
     let answered = || n.probes.iter().filter(|p| p.probe == ProbeKind::Icmp && p.outcome == ProbeOutcome::Answered);
@@ -137,7 +137,7 @@ fn remarks(n: &NodeHealth, style: &Style) -> Vec<(Tone, String)> {
     if let Some(p) = n.probes.iter().find(untried).filter(|_| n.state == HealthState::Ok) {
         out.push((Tone::Dim, format!("{}: {} was not tried: {}", n.node, p.probe.as_str(), p.error)));
     }
-    // Probes already show the addresses.
+    // Probes already show addresses.
     let addresses = n.ipv4.map(|a| a.to_string()).into_iter().chain(n.ipv6.map(|a| a.to_string()));
     let addresses: Vec<String> = addresses.filter(|_| n.probes.is_empty()).collect();
     if !addresses.is_empty() {

@@ -1,4 +1,4 @@
-//! `wharf monitor`: one line for each event.
+//! `wharf monitor`: one line per event.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -31,7 +31,7 @@ fn packet(p: &PacketEvent, style: &Style, verdict: String) -> String {
             format!(" {} -> {}", side(source, p.source_port), side(destination, p.destination_port))
         }
     };
-    // A packet too short for addresses may report any protocol.
+    // A packet without addresses may have an arbitrary protocol.
     let is_ip = !p.protocol.is_empty() && p.source.is_some();
     let mut kind = text::safe(if is_ip { &p.protocol } else { &p.ethertype });
     if let Some(message) = &p.message {
@@ -91,12 +91,12 @@ fn or_unknown(text: &str) -> String {
     if text.is_empty() { "?".to_owned() } else { word(text) }
 }
 
-/// A blank in a path must not look like the end of the path.
+/// A blank in a path must not look like its end.
 fn word(text: &str) -> String {
     text::cut(text, MAX_WORD).replace(' ', "\\u{20}")
 }
 
-/// `10.88.0.7:53`, `[fd00::7]:53`, or only the address when there is no port.
+/// `10.88.0.7:53`, `[fd00::7]:53`, or an address without port.
 fn side(ip: Option<IpAddr>, port: u16) -> String {
     match (ip, port) {
         (None, _) => "?".to_owned(),

@@ -24,7 +24,7 @@ pub(crate) struct Row {
     namespace: Option<String>,
     name: String,
     tier: &'static str,
-    /// Lower first; `None` in the namespaced tier, which has no order.
+    /// Lower first; `None` in the namespaced tier.
     priority: Option<u16>,
     subject: String,
     isolates: Vec<&'static str>,
@@ -112,7 +112,7 @@ mod tests {
         read("policies.yaml", text).unwrap().iter().map(Row::from).collect()
     }
 
-    /// Every kind, tier and direction, and a document with several specs.
+    /// All kinds, tiers and directions, and a document with several specs.
     const EACH: &str = r#"
 apiVersion: networking.k8s.io/v1
 kind: NetworkPolicy

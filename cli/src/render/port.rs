@@ -45,7 +45,7 @@ pub(crate) fn of(endpoints: &[Endpoint]) -> Vec<Port<'_>> {
     all
 }
 
-/// And the reason if ports are not translated.
+/// Includes the reason for untranslated ports.
 pub(crate) fn list(ports: &[Port<'_>], style: &Style) -> String {
     let row = |p: &Port<'_>| {
         vec![

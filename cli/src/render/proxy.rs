@@ -9,10 +9,10 @@ use super::{
     text,
 };
 
-/// Most entries of a list; the wide form shows all.
+/// Most entries of a list; the wide form has no limit.
 const SHOWN: usize = 4;
 
-/// Whether every listener that rules need is served.
+/// Whether all needed listeners are served.
 pub(crate) fn is_well(view: &ProxyView) -> bool {
     let is_served = match view.state {
         ProxyState::Serving => true,
@@ -26,7 +26,7 @@ fn of_envoy(view: &ProxyView) -> impl Iterator<Item = &ProxyListener> {
     view.listeners.iter().filter(|listener| listener.served_by == ProxyServer::Envoy)
 }
 
-/// Whether the listener needs Envoy while Envoy does not serve.
+/// Whether the listener needs Envoy while it does not serve.
 fn has_no_proxy(listener: &ProxyListener, proxy: ProxyState) -> bool {
     listener.served_by == ProxyServer::Envoy && proxy != ProxyState::Serving
 }
@@ -136,7 +136,7 @@ pub(crate) fn completions(view: &ProxyView, style: &Style) -> String {
     table(style, &["LISTENER", "AWAITED BY", "FOR", "AT MOST"], rows.collect())
 }
 
-/// Only the first row of a name shows the name.
+/// Only a name's first row shows it.
 pub(crate) fn names(names: &[ProxyName], style: &Style) -> String {
     let rows = names.iter().flat_map(|of| {
         of.addresses.iter().enumerate().map(|(at, address)| {
@@ -151,12 +151,12 @@ pub(crate) fn names(names: &[ProxyName], style: &Style) -> String {
     table(style, &["NAME", "ADDRESS", "FOR"], rows.collect())
 }
 
-/// Milliseconds below 10 s, because most waits are short.
+/// In milliseconds below 10 s.
 fn span(ms: u64) -> String {
     if ms < 10_000 { format!("{ms} ms") } else { text::span(ms) }
 }
 
-/// A line for each redirect.
+/// One line per redirect.
 pub(crate) fn of_endpoint(view: &ProxyView, id: u16) -> Vec<String> {
     let own = view.listeners.iter().filter(|listener| listener.endpoints.contains(&id));
     let told = |listener: &ProxyListener| {

@@ -1,4 +1,4 @@
-//! Objects for tests of rendering.
+//! Objects for render tests.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use wharf_api::{
 /// 2026-10-01T12:00:00Z.
 pub(crate) const NOW: u64 = 1_790_856_000_000;
 
-/// A text that tries to take over the terminal.
+/// Attempts to control the terminal.
 pub(crate) const HOSTILE: &str = "k8s:app=\u{1b}[2J\u{9b}31m\u{202e}evil\r\nfake row";
 
 pub(crate) fn endpoint() -> Endpoint {

@@ -12,7 +12,7 @@ const MAX_SHOWN: usize = 6;
 /// Characters; the table then fits 100 columns.
 const MAX_NAME: usize = 28;
 
-/// Errors of the last operations follow the table.
+/// Errors of last operations follow the table.
 pub(crate) fn list(sandboxes: &[Summary], style: &Style) -> String {
     let row = |s: &Summary| {
         let tone = match s.state {
@@ -21,7 +21,7 @@ pub(crate) fn list(sandboxes: &[Summary], style: &Style) -> String {
             State::Gone | State::StopUnfinished => Tone::Warn,
             State::Detached | State::Interrupted | State::Broken | State::Damaged => Tone::Bad,
         };
-        // The table omits prefix lengths; `inspect` shows them.
+        // Without prefix lengths.
         let addresses: Vec<&str> = s.addresses.iter().map(|a| a.split('/').next().unwrap_or(a)).collect();
         vec![
             token(cut_middle(s.name.as_str(), MAX_NAME)),

@@ -1,4 +1,4 @@
-//! Screens of `Key:  value` lines, in the style of `cilium status`.
+//! Screens of `Key:  value` lines, as in `cilium status`.
 
 use super::{Style, Tone, text};
 
@@ -14,12 +14,10 @@ impl<'a> Screen<'a> {
         Self { style, text: String::new() }
     }
 
-    /// Adds `Key:   value`, wrapped.
     pub(super) fn line(&mut self, key: &str, value: &str) {
         self.toned(key, Tone::Plain, "", value);
     }
 
-    /// Adds `Key:   HEAD  value`, with the head in its tone.
     pub(super) fn toned(&mut self, key: &str, tone: Tone, head: &str, value: &str) {
         let head = text::safe(head);
         let value = text::safe(value);
@@ -29,7 +27,7 @@ impl<'a> Screen<'a> {
             _ => format!("{head}  {value}"),
         };
         let label = if key.is_empty() { String::new() } else { format!("{}:", text::safe(key)) };
-        // After a long key, its value or, if that exceeds the width, a new line.
+        // A long key moves the value to a new line if needed.
         let (long, width) = (label.chars().count(), usize::from(self.style.width));
         let label = if long >= KEY_WIDTH && long + 1 + whole.chars().count() > width {
             self.push(&label);
@@ -61,7 +59,6 @@ impl<'a> Screen<'a> {
         self.text.push('\n');
     }
 
-    /// Adds `- text`, wrapped.
     pub(super) fn item(&mut self, tone: Tone, words: &str) {
         let room = usize::from(self.style.width).saturating_sub(4).max(20);
         for (i, part) in wrap(&text::safe(words), room).into_iter().enumerate() {
@@ -92,8 +89,8 @@ impl<'a> Screen<'a> {
     }
 }
 
-/// Wraps at blanks into at least one line; splits longer words. A command in backticks is never split, so that it can
-/// be copied: if longer than a line, it gets a separate line without its backticks.
+/// Wraps at blanks into at least one line; splits long words, but never commands in backticks. A command longer than a
+/// line gets a separate line without backticks, for copying.
 pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
     let mut out = Vec::new();
     let mut line = String::new();
@@ -105,7 +102,7 @@ pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
                 word.split_once('`').and_then(|(b, w)| Some((b, w.split_once('`')?)))
         {
             out.extend([line + before, command.to_owned()].into_iter().filter(|line| !line.is_empty()));
-            // Drop the punctuation after a command on a separate line.
+            // Punctuation after a command on a separate line.
             line = after.trim_start_matches([' ', ',', ';', '.']).to_owned();
             used = line.chars().count();
             continue;
@@ -129,7 +126,7 @@ pub(super) fn wrap(text: &str, room: usize) -> Vec<String> {
     out.iter().map(|l| l.trim_end().to_owned()).collect()
 }
 
-/// Words with their trailing blanks; blanks between backticks belong to the word.
+/// Words with trailing blanks; text between backticks is one word.
 fn words(text: &str) -> Vec<&str> {
     let mut rest = text;
     let mut words = Vec::new();

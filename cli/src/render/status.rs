@@ -15,17 +15,16 @@ use super::{
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Detail {
     pub(crate) verbose: bool,
-    /// Not only failing ones.
     pub(crate) all_controllers: bool,
 }
 
-/// Of the last failed CNI command, in characters; the log has both in full.
+/// Characters of the last failed CNI command; the log has all.
 const MAX_SUBJECT: usize = 40;
 const MAX_WHY: usize = 160;
-/// Bytes.
+/// Longest socket path, bytes.
 const MAX_SOCKET: usize = 107;
 
-/// Fill in percent at which a map gets a row, and at which it is a problem.
+/// Fill in percent at which a map is a problem.
 const PRESSURE: u8 = 80;
 const NEARLY_FULL: u8 = 90;
 
@@ -139,7 +138,7 @@ fn controllers(screen: &mut Screen<'_>, s: &AgentStatus, style: &Style, detail: 
     }
 }
 
-/// `endpoint-7-regeneration`, or only the name for a controller of the node.
+/// `endpoint-7-regeneration`, or only the controller's name.
 pub(super) fn controller_name(c: &ControllerStatus) -> String {
     c.endpoint.map_or_else(|| c.name.clone(), |id| format!("endpoint-{id}-{}", c.name))
 }
@@ -202,7 +201,7 @@ fn service(s: &DelegateStatus, deletions: u64, now: u64) -> String {
     let mut line = match s.reachable {
         None => format!("{socket}, not asked yet"),
         Some(true) => format!("{name}{socket}, reached for {since}"),
-        // The service's component shows the reason.
+        // The component shows the reason.
         Some(false) => format!("{name}{socket}, not reached for {since}"),
     };
     if let Some(refusal) = &s.refusal {
@@ -219,7 +218,6 @@ fn service(s: &DelegateStatus, deletions: u64, now: u64) -> String {
     line
 }
 
-/// `None` before the first command.
 fn commands(c: &CommandStatus, now: u64) -> Option<String> {
     if c.succeeded == 0 && c.failed == 0 && c.deferred == 0 {
         return None;
@@ -237,7 +235,7 @@ fn commands(c: &CommandStatus, now: u64) -> Option<String> {
     Some(line)
 }
 
-/// With `verbose`, a row for each map.
+/// `verbose`: one row per map.
 fn maps(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     let memory = s.bpf_maps.iter().fold(0u64, |sum, m| sum.saturating_add(m.memlock_bytes));
     screen.line("BPF maps", &format!("{} of kernel memory", text::bytes(memory)));
@@ -248,7 +246,7 @@ fn maps(screen: &mut Screen<'_>, s: &AgentStatus, detail: Detail) {
     }
 }
 
-/// `24/32768 (0.1%)`, or only the capacity when rows cannot be counted or always exist.
+/// `24/32768 (0.1%)`, or only the capacity for uncountable or constant rows.
 pub(super) fn map_fill(map: &BpfMap) -> String {
     match map.entries {
         Some(entries) if entries == map.max_entries && map.kind.contains("array") => text::count(entries, "row"),
@@ -258,7 +256,6 @@ pub(super) fn map_fill(map: &BpfMap) -> String {
     }
 }
 
-/// A full map rejects new rows.
 pub(super) fn is_nearly_full(map: &BpfMap) -> bool {
     is_filled(map, NEARLY_FULL)
 }

@@ -1,4 +1,4 @@
-//! Tables without borders, in the style of kubectl.
+//! Tables without borders, as in kubectl.
 
 use comfy_table::{Attribute, CellAlignment, Color, ColumnConstraint, ContentArrangement, Table, Width, presets};
 
@@ -9,31 +9,31 @@ pub(super) struct Cell {
     text: String,
     tone: Tone,
     right: bool,
-    /// Never broken across lines, so that the text can be searched and copied.
+    /// Not broken across lines, for search and copy.
     whole: bool,
 }
 
-/// A text that a container chooses must not fill the screen.
+/// Limits text that a container chooses.
 const MAX_CELL: usize = 200;
 
-/// Longest text that is never broken; an IPv6 address has 39 characters.
+/// Longest unbroken text; an IPv6 address has 39 characters.
 const MAX_TOKEN: usize = 40;
 
 const GAP: u16 = 2;
 
 const READABLE: usize = 24;
 
-/// For text from outside, which may be broken into lines.
+/// Breakable text from outside.
 pub(super) fn cell(text: impl AsRef<str>) -> Cell {
     Cell { text: text::cut(text.as_ref(), MAX_CELL), tone: Tone::Plain, right: false, whole: false }
 }
 
-/// For a name, an address or a word from outside, which stays on one line.
+/// A name, address or word from outside, unbroken.
 pub(super) fn token(text: impl AsRef<str>) -> Cell {
     Cell { text: text::cut(text.as_ref(), MAX_TOKEN), tone: Tone::Plain, right: false, whole: true }
 }
 
-/// At most `max` texts from outside, one a line.
+/// At most `max` texts from outside, one per line.
 pub(super) fn lines<S: AsRef<str>>(texts: &[S], max: usize) -> Cell {
     let mut shown: Vec<String> = texts.iter().take(max).map(|t| text::cut(t.as_ref(), 64)).collect();
     if texts.len() > max {
@@ -46,7 +46,6 @@ pub(super) fn number(n: impl ToString) -> Cell {
     Cell { text: n.to_string(), tone: Tone::Plain, right: true, whole: true }
 }
 
-/// `-` for none.
 pub(super) fn maybe<T: ToString>(value: Option<T>) -> Cell {
     token(value.map_or_else(|| "-".to_owned(), |v| v.to_string()))
 }
@@ -62,7 +61,7 @@ impl Cell {
         self
     }
 
-    /// In screen columns when unbroken.
+    /// Unbroken, in screen columns.
     pub(super) fn width(&self) -> usize {
         self.text.lines().map(|l| l.chars().count()).max().unwrap_or(0)
     }
@@ -72,12 +71,12 @@ impl Cell {
     }
 }
 
-/// The header is also shown without rows.
+/// Shows the header also without rows.
 pub(super) fn table(style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
     lay_out(style, header, true, columns(header, &rows), rows)
 }
 
-/// Printed row by row, as rows become known.
+/// A table that grows by rows.
 #[derive(Debug)]
 pub(super) struct Growing {
     widths: Vec<u16>,
@@ -85,12 +84,11 @@ pub(super) struct Growing {
 }
 
 impl Growing {
-    /// `least`: minimum width of each column.
     pub(super) fn new(least: Vec<u16>) -> Self {
         Self { widths: least, begun: false }
     }
 
-    /// The header is on the first call.
+    /// The first call adds the header.
     pub(super) fn rows(&mut self, style: &Style, header: &[&str], rows: Vec<Vec<Cell>>) -> String {
         let mut columns = columns(header, &rows);
         for (column, width) in columns.iter_mut().zip(&self.widths) {
@@ -112,7 +110,7 @@ fn lay_out(
     mut columns: Vec<Column>,
     rows: Vec<Vec<Cell>>,
 ) -> String {
-    // If the minimum widths do not fit, the terminal wraps the lines.
+    // If minimum widths do not fit, the terminal wraps lines.
     let least = squeeze(&mut columns, style.width);
     let mut table = Table::new();
     table
@@ -142,16 +140,14 @@ fn lay_out(
             ColumnConstraint::LowerBoundary(least)
         });
     }
-    // The padding of the last column would be trailing blanks.
     table.lines().map(|l| l.trim_end().to_owned() + "\n").collect()
 }
 
-/// Makes columns narrower than their longest word, the widest first, until the table fits or every column is minimal.
-/// Returns the table's width.
+/// Narrows the widest columns first until the table fits or every column is minimal. Returns the width.
 fn squeeze(columns: &mut [Column], width: u16) -> u16 {
     loop {
         let least = columns.iter().map(|c| c.least.saturating_add(GAP)).fold(0, u16::saturating_add);
-        // The gap of the last column is not printed.
+        // The last column's gap is not printed.
         let excess = least.saturating_sub(GAP).saturating_sub(width);
         let widest = columns.iter_mut().filter(|c| c.least > c.narrowest).max_by_key(|c| c.least);
         let Some(column) = widest.filter(|_| excess > 0) else { return least };
@@ -159,20 +155,19 @@ fn squeeze(columns: &mut [Column], width: u16) -> u16 {
     }
 }
 
-/// When nothing is broken.
 pub(super) fn natural_width(header: &[&str], rows: &[Vec<Cell>]) -> usize {
     columns(header, rows).iter().map(|c| c.widest + usize::from(GAP)).sum::<usize>().saturating_sub(GAP.into())
 }
 
-/// Without the gap, in screen columns.
+/// Widths without the gap, in screen columns.
 struct Column {
     right: bool,
     whole: bool,
     /// Unbroken.
     widest: usize,
-    /// With no word broken.
+    /// Without broken words.
     least: u16,
-    /// Minimum readable width with broken words.
+    /// Minimum with broken words.
     narrowest: u16,
 }
 

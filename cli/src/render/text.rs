@@ -1,9 +1,9 @@
-//! Formats short texts: safe strings, times, sizes.
+//! Short texts: safe strings, times, sizes.
 
 use std::fmt::Write as _;
 
-/// Escapes characters that could act on a terminal or hide text: control characters (C0, DEL, C1), bidirectional
-/// overrides, zero-width and line-separating characters.
+/// Escapes characters that act on a terminal or hide text: control characters (C0, DEL, C1), bidirectional overrides,
+/// zero-width and line-separating characters.
 pub(crate) fn safe(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -18,7 +18,7 @@ pub(crate) fn safe(text: &str) -> String {
     out
 }
 
-/// [`safe`] text of at most `max` characters; a longer text ends in `…`.
+/// [`safe`] text of at most `max` characters, cut with `…`.
 pub(crate) fn cut(text: &str, max: usize) -> String {
     let out = safe(text);
     match out.char_indices().nth(max) {
@@ -27,7 +27,7 @@ pub(crate) fn cut(text: &str, max: usize) -> String {
     }
 }
 
-/// The middle is cut, because pod names differ at their end.
+/// Like [`cut`], but cuts the middle: pod names differ at the end.
 pub(crate) fn cut_middle(text: &str, max: usize) -> String {
     let out = safe(text);
     let length = out.chars().count();
@@ -39,7 +39,6 @@ pub(crate) fn cut_middle(text: &str, max: usize) -> String {
     out.chars().take(head).chain(['…']).chain(out.chars().skip(length.saturating_sub(tail))).collect()
 }
 
-/// Acts on a terminal or hides text.
 fn acts(c: char) -> bool {
     c.is_control()
         || matches!(c,
@@ -47,19 +46,18 @@ fn acts(c: char) -> bool {
             | '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Nothing but line breaks acts on a terminal.
+/// True without characters that [`safe`] escapes, except line breaks.
 pub(crate) fn is_safe(text: &str) -> bool {
     !text.chars().any(|c| c != '\n' && acts(c))
 }
 
-/// Escapes the characters of [`safe`]. They occur only inside strings, where `\u` is equivalent.
+/// Escapes the characters of [`safe`]; they occur only in strings, where `\u` is equivalent.
 pub(crate) fn escape_in_json(json: &str) -> String {
     let mut out = String::with_capacity(json.len());
     for c in json.chars() {
         if c != '\n' && acts(c) {
             let mut units = [0; 2];
             for unit in c.encode_utf16(&mut units) {
-                // Writing to a String cannot fail.
                 let _ = write!(out, "\\u{unit:04x}");
             }
         } else {
@@ -69,7 +67,7 @@ pub(crate) fn escape_in_json(json: &str) -> String {
     out
 }
 
-/// A time of zero means never.
+/// Zero means never.
 pub(crate) fn ago(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if then_unix_ms == 0 {
         return "never".to_owned();
@@ -78,12 +76,12 @@ pub(crate) fn ago(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if age < 1_000 { "just now".to_owned() } else { format!("{} ago", span(age)) }
 }
 
-/// `12s`, `5m12s`; `-` when the time is unknown.
+/// `12s`, `5m12s`; `-` for an unknown time.
 pub(crate) fn age(now_unix_ms: u64, then_unix_ms: u64) -> String {
     if then_unix_ms == 0 { "-".to_owned() } else { span(now_unix_ms.saturating_sub(then_unix_ms)) }
 }
 
-/// In the two largest units.
+/// The two largest units.
 pub(crate) fn span(ms: u64) -> String {
     let s = ms / 1_000;
     let two = |a: u64, unit_a: char, b: u64, unit_b: char| {
@@ -103,7 +101,6 @@ pub(crate) fn bytes(n: u64) -> String {
     if n < 1_024 {
         return format!("{n} B");
     }
-    // Integer arithmetic: whole units and tenths.
     let mut scale: u64 = 1_024;
     for (i, unit) in UNITS.iter().enumerate() {
         let last = i + 1 == UNITS.len();
@@ -117,11 +114,10 @@ pub(crate) fn bytes(n: u64) -> String {
     format!("{n} B")
 }
 
-/// SI prefix: `8 M`, `1.5 G`, `640 `; the unit follows.
+/// With SI prefix: `8 M`, `1.5 G`, `640 `.
 pub(crate) fn decimal(n: u64) -> String {
     let prefixes = [(1_000_000_000_000, "T"), (1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")];
     match prefixes.into_iter().find(|(unit, _)| n >= *unit) {
-        // Two decimal places, without trailing zeros.
         Some((unit, prefix)) => {
             let hundredths = n % unit / (unit / 100);
             let places = format!(".{hundredths:02}");
@@ -131,7 +127,7 @@ pub(crate) fn decimal(n: u64) -> String {
     }
 }
 
-/// `4.7%`; `-` when `whole` is zero. Above zero at least `0.1%`; `100.0%` only when full.
+/// `4.7%`; `-` for zero `whole`. At least `0.1%` above zero; `100.0%` only when full.
 pub(crate) fn percent(part: u64, whole: u64) -> String {
     if whole == 0 {
         return "-".to_owned();
@@ -143,7 +139,7 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     format!("{}.{}%", tenths / 10, tenths % 10)
 }
 
-/// `12/254 (4.7%)`. An IPv6 pool has no useful percentage: `12/2^64`.
+/// `12/254 (4.7%)`, or `12/2^64` for an IPv6 pool.
 pub(crate) fn fill(used: u64, total: u64) -> String {
     const VAST: u64 = 1 << 48;
     match total {
@@ -170,9 +166,9 @@ pub(crate) fn time_of_day(unix_ms: u64) -> String {
     format!("{:02}:{:02}:{:02}.{:03}", ms / 3_600_000, ms / 60_000 % 60, ms / 1_000 % 60, ms % 1_000)
 }
 
-/// Gregorian year, month and day of a day counted from 1970-01-01.
+/// Gregorian date of a day since 1970-01-01.
 fn civil(days: u64) -> (u64, u64, u64) {
-    // Counted from 0000-03-01, so that the leap day ends the year; 146,097 days are 400 years.
+    // Days from 0000-03-01: the leap day ends the year; 146,097 days are 400 years.
     let days = days + 719_468;
     let (era, day_of_era) = (days / 146_097, days % 146_097);
     let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;

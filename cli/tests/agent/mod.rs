@@ -1,7 +1,7 @@
-//! An agent of canned answers behind a unix socket, for the real binary to talk to.
+//! A fake agent with canned answers on a unix socket.
 //!
-//! It speaks as much HTTP/1.1 as the client needs: one request a connection, the answer's length by `Connection: close`
-//! or, for a stream, by chunks. It does not model the agent: it does not check bodies and has no state.
+//! Supports one HTTP/1.1 request per connection; answers end with the connection, or are chunked streams. Does not
+//! check bodies and has no state.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -12,7 +12,7 @@ use std::{
     thread::JoinHandle,
 };
 
-/// What to answer to `METHOD /path`.
+/// Answer to `METHOD /path`.
 pub(crate) struct Answer {
     request: String,
     status: u16,
@@ -20,33 +20,28 @@ pub(crate) struct Answer {
     then: Then,
 }
 
-/// What follows the body.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Then {
-    /// The answer is whole.
     End,
-    /// The stream stays open until the client goes.
+    /// Open until the client closes.
     Open,
 }
 
 impl Answer {
-    /// A whole answer.
     pub(crate) fn new(request: &str, status: u16, body: impl ToString) -> Self {
         Self { request: request.to_owned(), status, body: body.to_string(), then: Then::End }
     }
 
-    /// A stream that ends after `lines`.
     pub(crate) fn stream(request: &str, lines: &[serde_json::Value]) -> Self {
         Self::new(request, 200, lines.iter().map(|l| format!("{l}\n")).collect::<String>())
     }
 
-    /// A stream that stays open after `lines`.
     pub(crate) fn open_stream(request: &str, lines: &[serde_json::Value]) -> Self {
         Self { then: Then::Open, ..Self::stream(request, lines) }
     }
 }
 
-/// The agent. Answers to each request are given in order; the last one of a request is given again and again.
+/// Answers to each request in order, repeating the last.
 pub(crate) struct Agent {
     dir: tempfile::TempDir,
     seen: Arc<Mutex<Vec<String>>>,
@@ -56,7 +51,6 @@ pub(crate) struct Agent {
 const STOP: &str = "STOP";
 
 impl Agent {
-    /// Starts it.
     pub(crate) fn start(answers: Vec<Answer>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(dir.path().join("wharf.sock")).unwrap();
@@ -66,24 +60,22 @@ impl Agent {
         Self { dir, seen, task: Some(task) }
     }
 
-    /// Its socket.
     pub(crate) fn socket(&self) -> PathBuf {
         self.dir.path().join("wharf.sock")
     }
 
-    /// `wharf` with this agent's socket and `args`, not started yet.
+    /// Command with this agent's socket.
     pub(crate) fn command(&self, args: &[&str]) -> Command {
         let mut command = wharf(args);
         command.arg("--socket").arg(self.socket());
         command
     }
 
-    /// Runs `wharf` with `args`.
     pub(crate) fn run(&self, args: &[&str]) -> Ran {
         Ran::from(self.command(args).output().unwrap())
     }
 
-    /// The requests so far: method, path and, after a blank, the body.
+    /// Requests: method, path and, after a blank, body.
     pub(crate) fn seen(&self) -> Vec<String> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -101,14 +93,13 @@ impl Drop for Agent {
     }
 }
 
-/// `wharf` with `args` and nothing from this environment that changes what it does.
+/// Command without an inherited environment that affects it.
 pub(crate) fn wharf(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_wharf"));
     command.args(args).env_remove("WHARF_SOCKET").env_remove("NO_COLOR");
     command
 }
 
-/// How it ended and what it said.
 #[derive(Debug)]
 pub(crate) struct Ran {
     pub(crate) code: Option<i32>,
@@ -141,12 +132,12 @@ fn serve(listener: &UnixListener, mut answers: Vec<Answer>, log: &Mutex<Vec<Stri
             Some(at) => &answers.remove(at),
             None => &Answer::new("", 500, format!("this test has no answer to {request}")),
         };
-        // A client that left early is not the agent's fault.
+        // A client may leave early.
         let _ = reply(&stream, answer);
     }
 }
 
-/// The request line without the version, and the body; none to stop.
+/// Method with path, and body; `None` at the end.
 fn read_request(stream: &UnixStream) -> io::Result<Option<(String, String)>> {
     let mut reader = BufReader::new(stream);
     let mut first = String::new();
@@ -182,6 +173,5 @@ fn reply(mut stream: &UnixStream, answer: &Answer) -> io::Result<()> {
     if !body.is_empty() {
         write!(stream, "{:x}\r\n{body}\r\n", body.len())?;
     }
-    // Open until the client closes its side.
     io::copy(&mut stream, &mut io::sink()).map(drop)
 }

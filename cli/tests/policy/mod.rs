@@ -1,4 +1,4 @@
-//! `wharf policy`, `wharf namespace` and `wharf bpf policy` as scripts see them: exit statuses, output, requests.
+//! Policy and namespace commands for scripts: exit status, output, requests.
 
 use std::{fs, path::Path};
 
@@ -9,7 +9,7 @@ use crate::agent::{Agent, Answer, Ran, wharf};
 const VALID: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: NAME, namespace: shop}\n\
                      spec: {podSelector: {matchLabels: {app: db}}, ingress: [{ports: [{port: 5432}]}]}\n";
 
-/// A directory with a valid document of each name, `NAME.yaml`.
+/// A valid document `NAME.yaml` for each name.
 fn documents(names: &[&str]) -> tempfile::TempDir {
     let directory = tempfile::tempdir().expect("a directory");
     for name in names {
@@ -270,7 +270,6 @@ fn the_rules_of_an_endpoint_are_shown_by_any_of_its_names() {
     assert_eq!((ran.code, serde_json::from_str::<Value>(&ran.out).ok()), (Some(0), Some(answer)), "{ran:?}");
 }
 
-/// The commands of the quick start against an agent with the answers that the page is about.
 #[test]
 fn the_quick_start_of_the_documentation_shows_what_the_commands_say() {
     const PAGE: &str = include_str!("../../../docs/policy.md");

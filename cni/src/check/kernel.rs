@@ -1,4 +1,4 @@
-//! CHECK without an agent, which programs and link outlive.
+//! CHECK without an agent: programs and link outlive it.
 
 use std::net::IpAddr;
 
@@ -21,7 +21,7 @@ pub(crate) enum Seen {
     Failed(LinkError),
 }
 
-/// `has_host_side`: the agent makes the network.
+/// `has_host_side`: Wharf creates the network.
 pub(crate) async fn look(
     subject: &str,
     conf: &NetConf,
@@ -175,7 +175,6 @@ mod tests {
         assert_eq!(compare(&prev(), Some(inside()), Some(Some(&outside()))), well);
         let unknown = Outside { hooks: [Attached::Unknown; 2], ..outside() };
         assert_eq!(compare(&prev(), Some(inside()), Some(Some(&unknown))), well);
-        // Another plugin's link has any name.
         let other = Outside { name: "veth1".into(), owner: Owner::Plugin, ..outside() };
         assert_eq!(compare(&prev(), Some(inside()), Some(Some(&other))), well);
         assert_eq!(compare(&prev(), Some(inside()), None), well);

@@ -38,7 +38,7 @@ pub(crate) struct Inside {
     /// Index in the host side's namespace.
     pub(crate) peer: Option<u32>,
     pub(crate) addresses: Vec<IpAddr>,
-    /// Destination and gateway, in every table.
+    /// Destination and gateway, of all tables.
     pub(crate) routes: Vec<(IpNet, Option<IpAddr>)>,
 }
 
@@ -63,14 +63,14 @@ pub(crate) enum Attached {
     Program,
     Sink,
     Nothing,
-    /// No filter, and no pins that would show a tcx link.
+    /// Neither filters nor pins, which show tcx links.
     Unknown,
 }
 
-/// `None` without such an interface; [`LinkError::Netns`] for another file.
+/// `None` without the interface; [`LinkError::Netns`] if `netns` is no namespace.
 pub(crate) fn inside(netns: &str, ifname: &str) -> Result<Option<Inside>, LinkError> {
     let not_one = |error| LinkError::Netns(netns.to_owned(), error);
-    // A FIFO at the path must not block.
+    // Does not block on a FIFO.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(netns).map_err(not_one)?;
     let subject = format!("{ifname} in {netns}");
     let failed = |error| LinkError::Look(subject.clone(), error);
@@ -189,7 +189,7 @@ pub(crate) async fn outside(index: u32, conf: &NetConf, target: &Target) -> Resu
         for (hook, minor) in hooks.iter_mut().zip([TcHandle::MIN_INGRESS, TcHandle::MIN_EGRESS]) {
             *hook = on_hook(&mut handle, index, minor).await?;
         }
-        // tcx links are not shown by netlink.
+        // Netlink does not show tcx links.
         if hooks == [Attached::Nothing; 2]
             && let Some(mark) = mark
         {
@@ -220,7 +220,7 @@ fn program_name(message: &RouteNetlinkMessage) -> Option<&str> {
     })
 }
 
-/// Filter names begin with the program's; id and epoch follow on another plugin's link.
+/// A name begins with the program; on another plugin's link, id and epoch follow.
 fn attached(filter: &str) -> Option<Attached> {
     let program = filter.strip_prefix(FILTER_PREFIX)?.split(':').next()?;
     Some(if program == SINK { Attached::Sink } else { Attached::Program })
@@ -236,7 +236,7 @@ fn bpf_mounts() -> Vec<String> {
     mounts.lines().filter_map(is_bpf).collect()
 }
 
-/// Of any bpffs and ABI version.
+/// In any bpffs and ABI version.
 fn pinned(mounts: &[String], id: u16) -> [Attached; 2] {
     let versions = mounts.iter().filter_map(|mount| fs::read_dir(Path::new(mount).join(PIN_ROOT)).ok()).flatten();
     let pins = versions.flatten().map(|version| version.path().join(PIN_ENDPOINTS).join(id.to_string()));
@@ -300,7 +300,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         for path in [directory.path().join("none"), file] {
             let error = inside(path.to_str().unwrap(), "eth0").unwrap_err();
-            // Without the capability to enter namespaces, this error is the same.
+            // Also the error without the capability to enter namespaces.
             let refused =
                 matches!(&error, LinkError::Look(_, Cause::Kernel(e)) if e.raw_os_error() == Some(libc::EPERM));
             assert!(matches!(error, LinkError::Netns(..)) || refused, "{error}");

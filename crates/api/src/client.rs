@@ -1,8 +1,7 @@
 //! Client of the agent's REST API: HTTP/1 over the unix socket, one connection for each request.
 //!
-//! No connection pool: a connection costs tens of microseconds and leaves no state, so a client survives a restart of
-//! the agent. No background task: dropping a call's future closes its connection, which tells the agent that the
-//! caller gave up.
+//! Without a pool, a client survives a restart of the agent. Without background tasks, dropping a call's future closes
+//! its connection, and the agent sees that the caller gave up.
 mod absent;
 mod error;
 mod exchange;
@@ -30,10 +29,14 @@ use crate::{
     FlowsRemoved, GcRequest, HealthReport, IpamAllocate, IpamAllocation, IpamView, MetricRow,
 };
 
-/// Time limit of a call, from connecting to the last byte of the answer; [`Client::with_timeout`] changes it.
+/// Default time limit of a call, including the connection.
 pub const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A client of the agent behind one socket. Cheap to clone.
+///
+/// Each method documents the API errors of its operation; [`ClientError`] lists the others. Endpoint ids are numbers,
+/// or names prefixed with `container-id:`, `cni-attachment-id:`, `pod-name:`, `ipv4:` or `ipv6:`; the client escapes
+/// them.
 #[derive(Debug, Clone)]
 pub struct Client {
     socket: PathBuf,
@@ -42,7 +45,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// A client of the agent that listens on `socket`. Does not connect.
+    /// A client for `socket`. Does not connect.
     #[must_use]
     pub fn new(socket: impl Into<PathBuf>) -> Self {
         Self { socket: socket.into(), timeout: DEFAULT_TIMEOUT, command: None }
@@ -55,8 +58,7 @@ impl Client {
         self
     }
 
-    /// Marks requests with the CNI command that they serve ([`crate::COMMAND_HEADER`]); the agent counts them. Text
-    /// that is not valid in a header is left out.
+    /// Sends [`crate::COMMAND_HEADER`] with each request, unless `command` is invalid in a header.
     #[must_use]
     pub fn with_command(mut self, command: &str) -> Self {
         self.command = HeaderValue::from_str(command).ok();
@@ -69,19 +71,12 @@ impl Client {
         &self.socket
     }
 
-    /// `GET /v1/healthz`. An agent that is not serving answers 503 with the same body, which is not an error: see
-    /// [`AgentStatus::serving`].
-    ///
-    /// # Errors
-    /// No answer, or one that is neither a status nor an API error.
+    /// `GET /v1/healthz`. A 503 with a status is a success: see [`AgentStatus::serving`].
     pub async fn status(&self) -> Result<AgentStatus, ClientError> {
         self.status_of(false).await
     }
 
-    /// [`Self::status`], optionally with every controller of every endpoint.
-    ///
-    /// # Errors
-    /// As [`Self::status`].
+    /// [`Self::status`], optionally with all endpoint controllers.
     pub async fn status_of(&self, all_controllers: bool) -> Result<AgentStatus, ClientError> {
         let mut query = Query::default();
         query.add("all-controllers", all_controllers.then_some("true"));
@@ -96,17 +91,11 @@ impl Client {
     }
 
     /// `GET /v1/config`.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub async fn config(&self) -> Result<AgentConfigView, ClientError> {
         self.get("/v1/config".into()).await
     }
 
-    /// `PATCH /v1/config`.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 400: a value does not parse.
+    /// `PATCH /v1/config`. Errors: 400: invalid value.
     pub async fn patch_config(&self, patch: &AgentConfigPatch) -> Result<AgentConfigView, ClientError> {
         self.send(Method::PATCH, "/v1/config".into(), patch).await
     }
@@ -116,7 +105,7 @@ impl Client {
     /// # Errors
     /// See [`ClientError`].
     pub async fn endpoints(&self, filter: &EndpointFilter) -> Result<Vec<Endpoint>, ClientError> {
-        // Destructured, so that the compiler reports a new filter that is not handled here.
+        // Destructured: a new filter fails to compile here.
         let EndpointFilter { container_id, network, state, label, pod_name } = filter;
         let mut query = Query::default();
         query.add("container-id", container_id.as_deref());
@@ -128,70 +117,43 @@ impl Client {
         self.get(query.after("/v1/endpoint".into())).await
     }
 
-    /// `GET /v1/endpoint/{id}`. An id, here and below, is a number, or a name prefixed with `container-id:`,
-    /// `cni-attachment-id:`, `pod-name:`, `ipv4:` or `ipv6:`. The client escapes it, so any text is allowed.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 404: no such endpoint.
+    /// `GET /v1/endpoint/{id}`. Errors: 404.
     pub async fn endpoint(&self, id: &str) -> Result<Endpoint, ClientError> {
         self.get(endpoint_path(id, "")).await
     }
 
-    /// `PUT /v1/endpoint/{id}`: creates the endpoint; answers when it is ready.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 400: invalid; 409: it exists; 429: overload.
+    /// `PUT /v1/endpoint/{id}`; answers when ready. Errors: 400: invalid; 409: exists; 429: overload.
     pub async fn put_endpoint(&self, id: &str, create: &EndpointCreate) -> Result<Endpoint, ClientError> {
         self.send(Method::PUT, endpoint_path(id, ""), create).await
     }
 
-    /// `PATCH /v1/endpoint/{id}`: labels, tracing, regeneration; answers when the change is done.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `PATCH /v1/endpoint/{id}`; answers when done.
     pub async fn patch_endpoint(&self, id: &str, patch: &EndpointPatch) -> Result<Endpoint, ClientError> {
         self.send(Method::PATCH, endpoint_path(id, ""), patch).await
     }
 
-    /// `DELETE /v1/endpoint/{id}`. Both 200 and 206 are success; after a 206 [`DeleteResult::errors`] lists the
-    /// failed steps.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 404: no such endpoint.
+    /// `DELETE /v1/endpoint/{id}`. A 206 is a success with [`DeleteResult::errors`]. Errors: 404.
     pub async fn delete_endpoint(&self, id: &str, query: &DeleteQuery) -> Result<DeleteResult, ClientError> {
         self.delete(delete_query(query).after(endpoint_path(id, ""))).await
     }
 
-    /// `DELETE /v1/endpoint?container-id=…`: deletes every endpoint of one container. `container_id` replaces
-    /// `query.container_id`.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `DELETE /v1/endpoint?container-id=…`; ignores `query.container_id`.
     pub async fn delete_container(&self, container_id: &str, query: &DeleteQuery) -> Result<DeleteResult, ClientError> {
         let query = DeleteQuery { container_id: Some(container_id.to_owned()), ..query.clone() };
         self.delete(delete_query(&query).after("/v1/endpoint".into())).await
     }
 
     /// `GET /v1/endpoint/{id}/log`.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub async fn endpoint_log(&self, id: &str) -> Result<Vec<EndpointLogEntry>, ClientError> {
         self.get(endpoint_path(id, "/log")).await
     }
 
-    /// `GET /v1/endpoint/{id}/healthz`: the agent inspects the kernel before it answers.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `GET /v1/endpoint/{id}/healthz`: inspects the kernel.
     pub async fn endpoint_health(&self, id: &str) -> Result<EndpointHealth, ClientError> {
         self.get(endpoint_path(id, "/healthz")).await
     }
 
     /// `GET /v1/endpoint/{id}/labels`.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
     pub async fn endpoint_labels(&self, id: &str) -> Result<EndpointLabels, ClientError> {
         self.get(endpoint_path(id, "/labels")).await
     }
@@ -204,10 +166,7 @@ impl Client {
         self.get(endpoint_path(id, "/config")).await
     }
 
-    /// `GET /v1/explain/{subject}`: any text is allowed; [`crate::Explanation::kind`] is the kind of the subject.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 400: invalid text.
+    /// `GET /v1/explain/{subject}`. Errors: 400: invalid text.
     pub async fn explain(&self, subject: &str) -> Result<crate::Explanation, ClientError> {
         self.get(format!("/v1/explain/{}", escaped(subject))).await
     }
@@ -249,18 +208,12 @@ impl Client {
         self.get(out.after("/v1/cluster/pods".into())).await
     }
 
-    /// `POST /v1/ipam`: leases a free address of each requested family: all or none.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; also when the pool is exhausted or does not exist.
+    /// `POST /v1/ipam`: leases an address of each requested family, all or none. Errors: exhausted or unknown pool.
     pub async fn allocate_ip(&self, allocate: &IpamAllocate) -> Result<IpamAllocation, ClientError> {
         self.send(Method::POST, "/v1/ipam".into(), allocate).await
     }
 
-    /// `POST /v1/ipam/{ip}?owner=…`: leases this address of the default pool to `owner`.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 400: the address is in no pool; 409: it is leased.
+    /// `POST /v1/ipam/{ip}?owner=…`: leases an address of the default pool. Errors: 400: in no pool; 409: leased.
     pub async fn allocate_exact(&self, ip: IpAddr, owner: &str) -> Result<IpamAllocation, ClientError> {
         let mut query = Query::default();
         query.add("owner", Some(owner));
@@ -269,29 +222,19 @@ impl Client {
         call.parse(status, &body)
     }
 
-    /// `DELETE /v1/ipam/{ip}`: releases a lease; an address that is not leased is no error. The answer's body is not
-    /// read.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 409: the lease belongs to a live endpoint.
+    /// `DELETE /v1/ipam/{ip}`: releases a lease, if any. Errors: 409: lease of a live endpoint.
     pub async fn release_ip(&self, ip: IpAddr) -> Result<(), ClientError> {
         let call = Call::new(Method::DELETE, format!("/v1/ipam/{ip}"));
         let (status, body) = self.exchange(&call, None).await?;
         if status.is_success() { Ok(()) } else { Err(call.failed(status, &body)) }
     }
 
-    /// `GET /v1/health`: the last probes of the health endpoints.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `GET /v1/health`: the last probes.
     pub async fn health(&self) -> Result<HealthReport, ClientError> {
         self.get("/v1/health".into()).await
     }
 
-    /// `POST /v1/health/probe`: probes now, and returns the result.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 429: too many probe requests; 503: turned off, or busy with a launch.
+    /// `POST /v1/health/probe`: probes now. Errors: 429: too many requests; 503: turned off, or launching.
     pub async fn probe_health(&self) -> Result<HealthReport, ClientError> {
         let call = Call::new(Method::POST, "/v1/health/probe".into());
         let (status, body) = self.exchange(&call, None).await?;
@@ -306,44 +249,29 @@ impl Client {
         self.get("/v1/map".into()).await
     }
 
-    /// `GET /v1/map/{name}`: the rows of one map.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 404: no such map.
+    /// `GET /v1/map/{name}`. Errors: 404.
     pub async fn map(&self, name: &str) -> Result<BpfMapDump, ClientError> {
         self.get(format!("/v1/map/{}", escaped(name))).await
     }
 
-    /// `GET /v1/bpf/ct`: the flows that the programs track.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 404: no such endpoint.
+    /// `GET /v1/bpf/ct`. Errors: 404: no such endpoint.
     pub async fn flows(&self, query: &FlowQuery) -> Result<FlowList, ClientError> {
         self.get(flow_query(query).after("/v1/bpf/ct".into())).await
     }
 
-    /// `DELETE /v1/bpf/ct`: removes flows; a live flow is tracked as new from its next packet.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 400: neither a filter nor `all`.
+    /// `DELETE /v1/bpf/ct`; live flows restart as new. Errors: 400: neither a filter nor `all`.
     pub async fn remove_flows(&self, query: &FlowQuery) -> Result<FlowsRemoved, ClientError> {
         let call = Call::new(Method::DELETE, flow_query(query).after("/v1/bpf/ct".into()));
         let (status, body) = self.exchange(&call, None).await?;
         call.parse(status, &body)
     }
 
-    /// `GET /v1/metrics`: packet counters by endpoint, direction and reason.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `GET /v1/metrics`: packet counters.
     pub async fn metrics_rows(&self) -> Result<Vec<MetricRow>, ClientError> {
         self.get("/v1/metrics".into()).await
     }
 
-    /// `GET /v1/audit`, or `POST /v1/audit` when `repair` is set.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `GET /v1/audit`, or `POST` for `repair`.
     pub async fn audit(&self, repair: bool) -> Result<AuditReport, ClientError> {
         let method = if repair { Method::POST } else { Method::GET };
         let call = Call::new(method, "/v1/audit".into());
@@ -359,10 +287,7 @@ impl Client {
         self.send(Method::POST, "/v1/gc".into(), request).await
     }
 
-    /// `GET /v1/monitor`: events from now on. The time limit covers only the start of the stream.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `GET /v1/monitor`: events from now on. The time limit covers only the start.
     pub async fn monitor(&self) -> Result<Monitor, ClientError> {
         Monitor::open(self, Call::new(Method::GET, "/v1/monitor".into())).await
     }
@@ -393,7 +318,7 @@ impl Client {
     }
 }
 
-/// Method and path of a request, for the request and its errors.
+/// Method and path of a request.
 #[derive(Debug, Clone)]
 struct Call {
     method: Method,
@@ -420,7 +345,6 @@ impl Call {
         serde_json::from_slice(body).map_err(|e| self.protocol(format!("the answer is not what was asked for: {e}")))
     }
 
-    /// The error for an unsuccessful answer.
     fn failed(&self, status: StatusCode, body: &[u8]) -> ClientError {
         match serde_json::from_slice::<ApiError>(body) {
             Ok(error) => ClientError::Api { operation: self.operation(), status: status.as_u16(), error },
@@ -429,7 +353,7 @@ impl Call {
     }
 }
 
-/// The first 120 characters, for an error message.
+/// The first 120 characters.
 fn excerpt(body: &[u8]) -> String {
     String::from_utf8_lossy(body.get(..480).unwrap_or(body)).chars().take(120).collect()
 }
@@ -461,7 +385,6 @@ fn flow_query(query: &FlowQuery) -> Query {
     out
 }
 
-/// A query string under construction.
 #[derive(Debug, Default)]
 struct Query(String);
 
@@ -480,8 +403,7 @@ impl Query {
     }
 }
 
-/// Percent-encodes everything but RFC 3986's unreserved characters and `:`, so that any text is one path segment or
-/// query value.
+/// Percent-encodes text as one path segment or query value (RFC 3986); keeps `:`.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {

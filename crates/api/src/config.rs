@@ -6,19 +6,19 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use wharf_names::endpoint::Enforcement;
 
-/// Body of `GET|PATCH /v1/config`.
+/// Settings of the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentConfigView {
     /// Effective settings, by flag name.
     pub effective: BTreeMap<String, String>,
-    /// Names of the settings that `PATCH` may change.
+    /// Settings that `PATCH` may change.
     pub mutable: Vec<String>,
-    /// Source of each setting, by name.
+    /// Sources, by name.
     #[serde(default)]
     pub origin: BTreeMap<String, SettingOrigin>,
 }
 
-/// Source of a setting, in ascending precedence.
+/// Source of a setting, ascending precedence.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SettingOrigin {
@@ -30,7 +30,7 @@ pub enum SettingOrigin {
     Environment,
     /// A command line flag.
     Flag,
-    /// Set at run time; lost at a restart.
+    /// Run time; lost at a restart.
     RunTime,
 }
 
@@ -54,11 +54,11 @@ impl SettingOrigin {
 pub enum LogFormat {
     /// For people.
     Text,
-    /// One JSON object a line.
+    /// One JSON object per line.
     Json,
 }
 
-/// Body of `PATCH /v1/config`.
+/// Changes of settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfigPatch {
@@ -69,10 +69,10 @@ pub struct AgentConfigPatch {
     /// Format of log lines.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log_format: Option<LogFormat>,
-    /// Trace forwarded packets of every endpoint.
+    /// Trace forwarded packets of all endpoints.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<bool>,
-    /// Show one in this many of the traced packets; 0 and 1 show all.
+    /// Show one in this many traced packets; 0 and 1 show all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 1_000_000)]
     pub trace_sampling: Option<u32>,

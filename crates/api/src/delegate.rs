@@ -1,19 +1,18 @@
-//! Delegated mode: status of the service that makes the network instead of the agent.
+//! Delegated mode: a service makes the network instead of the agent.
 
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Additional data of a delegated attachment's endpoint. Its endpoint id, epoch, identity and link index are 0: the
-/// agent has none.
+/// Additional data of a delegated endpoint. Endpoint id, epoch, identity and link index are 0.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DelegatedEndpoint {
-    /// Prefix length of the IPv4 address.
+    /// IPv4 prefix length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 32)]
     pub prefix4: Option<u8>,
-    /// Prefix length of the IPv6 address.
+    /// IPv6 prefix length.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(maximum = 128)]
     pub prefix6: Option<u8>,
@@ -29,7 +28,7 @@ pub struct EndpointDns {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub nameservers: Vec<IpAddr>,
-    /// Local domain; empty for none.
+    /// Local domain, or empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub domain: String,
     /// Search list.
@@ -40,30 +39,30 @@ pub struct EndpointDns {
     pub options: Vec<String>,
 }
 
-/// The service that makes the containers' network.
+/// The network service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DelegateStatus {
     /// The service's socket.
     pub socket: String,
-    /// The service's name; empty before the first contact.
+    /// Name; empty before first contact.
     pub service: String,
-    /// Whether the last call reached the service; absent before the first call.
+    /// Whether the last call reached the service; absent before the first.
     pub reachable: Option<bool>,
-    /// Time of the last change of `reachable`, milliseconds since the Unix epoch.
+    /// Last change of `reachable`, Unix ms.
     pub since_unix_ms: u64,
-    /// Error of the last call that did not reach the service.
+    /// Error of the last call, if unreachable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// Why an ADD would fail, as the service reports it.
+    /// Why an ADD would fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<DelegateRefusal>,
-    /// Calls that wait for an answer.
+    /// Calls in progress.
     pub in_flight: u64,
-    /// ADDs that were abandoned, or whose outcome is unknown, and that are not rolled back yet.
+    /// ADDs, abandoned or with unknown outcome, that await rollback.
     pub unfinished: u64,
 }
 
-/// A failure as the service reports it.
+/// A failure from the service.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DelegateRefusal {
     /// CNI error code.

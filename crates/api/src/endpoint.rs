@@ -20,7 +20,7 @@ pub use wharf_names::{
 
 use crate::{DelegatedEndpoint, Finding, Health};
 
-/// Body of `PUT /v1/endpoint/{id}`: everything that an ADD needs.
+/// Request for a new endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointCreate {
@@ -33,10 +33,10 @@ pub struct EndpointCreate {
     /// CNI network name.
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
     pub network: String,
-    /// Path of the container's network namespace.
+    /// Path of the network namespace.
     #[schema(pattern = "^/", max_length = 4096)]
     pub netns: String,
-    /// IPAM pool; the agent's default pool when absent.
+    /// IPAM pool; the agent's default when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
     pub pool: Option<String>,
@@ -48,7 +48,7 @@ pub struct EndpointCreate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^([0-9A-Fa-f]{2}:){5}[0-9A-Fa-f]{2}$")]
     pub mac: Option<String>,
-    /// Requested addresses, at most one of each family; any free ones when empty.
+    /// Requested addresses, at most one of each family; any free addresses when empty.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub ips: Vec<IpAddr>,
@@ -61,48 +61,47 @@ pub struct EndpointCreate {
     /// Pod namespace (`K8S_POD_NAMESPACE`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
-    /// Name of the container runtime: of the program that ran the CNI plugin. A GC by another runtime keeps the
-    /// endpoint while its network namespace exists.
+    /// Name of the container runtime that ran the CNI plugin. A GC by another runtime keeps the endpoint while its
+    /// network namespace exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9_.-]+$", max_length = 15)]
     pub runtime: Option<String>,
-    /// Milliseconds after which the caller gives up; the agent then rolls the create back.
+    /// Milliseconds until the caller gives up; the agent then rolls the create back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub deadline_ms: Option<u64>,
     /// Published ports, at most 1,024.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(max_items = 1024)]
     pub ports: Vec<PublishedPort>,
-    /// Whether traffic to other networks is masqueraded with an address of the node; the pool's setting when absent.
-    /// true is refused when the pool is not masqueraded.
+    /// Whether traffic to other networks is masqueraded; the pool's setting when absent. The agent rejects true for a
+    /// pool without masquerading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
     /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
-    /// Prefixes that the container may use as sources besides its addresses, without host bits, at most 8 of both
-    /// families together. They contain no address of pools, services, the node and its endpoints.
+    /// Additional source prefixes of the container, without host bits. They contain no address of pools, services, the
+    /// node or its endpoints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>, max_items = 8)]
     pub source_prefixes: Vec<IpNet>,
-    /// Type of the CNI IPAM plugin that leased `ips`. The agent then neither leases nor releases; the addresses must
-    /// not be in its pools, and `pool` must be absent.
+    /// Type of the CNI IPAM plugin that leased `ips`. The agent then neither leases nor releases. The addresses must
+    /// not be in its pools; `pool` must be absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253)]
     pub ipam: Option<String>,
-    /// Gateways of `ips`, at most one of each family, only with `ipam`; the router's address for a family without
-    /// one.
+    /// Gateways of `ips`, at most one of each family; only with `ipam`. The router's address replaces an absent
+    /// gateway.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>, max_items = 2)]
     pub gateways: Vec<IpAddr>,
-    /// Destinations that the container reaches through its gateways, at most 64; everything when absent, nothing when
-    /// empty.
+    /// Destinations through the gateways; everything when absent, nothing when empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 64)]
     pub routes: Option<Vec<ContainerRoute>>,
-    /// Another plugin made the interface and leased its addresses, `ips`. The agent attaches programs and policy, and
-    /// neither changes nor removes the interface. Pool, IPAM, MTU, MAC address, routes, ports, masquerading and source
-    /// prefixes cannot be requested.
+    /// Whether another plugin made the interface and leased `ips`. The agent attaches programs and policy, and neither
+    /// changes nor removes the interface. Pool, IPAM, MTU, MAC address, routes, ports, masquerading and source prefixes
+    /// cannot be requested.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chained: bool,
 }
@@ -114,7 +113,7 @@ pub struct ContainerRoute {
     /// Destination, without host bits.
     #[schema(value_type = String, example = "10.2.0.0/16")]
     pub dst: IpNet,
-    /// The gateway of the destination's family; may be absent in a request, because each family has only one.
+    /// Gateway of the destination's family; optional in a request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub gw: Option<IpAddr>,
@@ -144,22 +143,22 @@ impl Bandwidth {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct BandwidthLimit {
-    /// Bits a second; 0 is no limit.
+    /// Bits per second; 0 for no limit.
     pub rate: u64,
-    /// Burst in bits. 0, and the very large numbers that runtimes send for no preference, mean a burst derived from
+    /// Burst in bits; derived from the rate for 0 and for the very large values with which runtimes express no
     /// the rate.
     #[serde(default)]
     pub burst: u64,
 }
 
-/// Which plugin made an endpoint's link and removes it.
+/// Owner of an endpoint's link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndpointMode {
     /// Wharf.
     #[default]
     Own,
-    /// Another plugin; Wharf is chained after it.
+    /// Another plugin that Wharf is chained after.
     Chained,
 }
 
@@ -171,7 +170,7 @@ impl EndpointMode {
     }
 }
 
-/// An endpoint. `wharf endpoint list -o json` prints an array of them; field names are stable.
+/// An endpoint. Field names are stable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Endpoint {
     /// Endpoint id.
@@ -196,9 +195,9 @@ pub struct Endpoint {
     /// IPv6 address, without a prefix length.
     #[schema(value_type = Option<String>)]
     pub ipv6: Option<Ipv6Addr>,
-    /// Interface index of the host side of the veth pair.
+    /// Interface index on the host side.
     pub ifindex: u32,
-    /// Interface name of the host side.
+    /// Interface name on the host side.
     pub host_ifname: String,
     /// MAC of the container side.
     pub container_mac: String,
@@ -212,16 +211,16 @@ pub struct Endpoint {
     pub gateway6: Option<Ipv6Addr>,
     /// MTU, bytes.
     pub mtu: u32,
-    /// Address pool; empty when another IPAM leased the addresses.
+    /// Address pool; empty with another IPAM.
     pub pool: String,
-    /// Type of the CNI IPAM plugin that leased its addresses and releases them; absent when the agent or an API
+    /// Type of the CNI IPAM plugin that leased and releases the addresses; absent when the agent or an API caller
     /// caller leased them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<String>,
     /// Routes through the gateways; absent for default routes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<Vec<ContainerRoute>>,
-    /// Path of the container's network namespace, from the runtime.
+    /// Path of the network namespace, from the runtime.
     pub netns: String,
     /// Pod name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -229,7 +228,7 @@ pub struct Endpoint {
     /// Pod namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
-    /// Name of the container runtime that added it, if known.
+    /// Container runtime that added it, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime: Option<String>,
     /// Time of creation, milliseconds since the Unix epoch.
@@ -237,49 +236,49 @@ pub struct Endpoint {
     /// Published ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PublishedPort>,
-    /// True when its ports are not translated: it was created before the agent ran with `--masquerade off`.
+    /// Whether port translation is off because the agent now runs with `--masquerade off`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ports_off: bool,
-    /// Whether traffic to other networks is masqueraded with an address of the node; the pool's setting when absent.
+    /// Whether traffic to other networks is masqueraded; the pool's setting when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
     /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
-    /// Prefixes that it may use as sources besides its addresses.
+    /// Additional source prefixes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub source_prefixes: Vec<IpNet>,
-    /// Enforcement of policy for this endpoint; `default` follows the node's mode.
+    /// Policy enforcement; `default` follows the node's mode.
     #[serde(default, skip_serializing_if = "Enforcement::is_default")]
     pub policy_enforcement: Enforcement,
-    /// Ports by the names that policy rules use.
+    /// Ports by the names in policy rules.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub named_ports: BTreeMap<String, NamedPort>,
-    /// Which plugin made its link.
+    /// Owner of the link.
     #[serde(default, skip_serializing_if = "EndpointMode::is_own")]
     pub mode: EndpointMode,
-    /// In delegated mode: additional data from the service.
+    /// Data from the service in delegated mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delegated: Option<Box<DelegatedEndpoint>>,
     /// Current activity.
     pub status: EndpointStatus,
 }
 
-/// What an endpoint is doing, since when, and what ends a wait.
+/// Current activity of an endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointStatus {
-    /// Phase of the running create, build or delete; empty when none runs.
+    /// Phase of the current create, build or delete; otherwise empty.
     pub phase: String,
-    /// Start of the phase, milliseconds since the Unix epoch.
+    /// Start of the phase, Unix ms.
     pub since_unix_ms: u64,
-    /// Condition that it waits for; empty when it does not wait.
+    /// Awaited condition; empty without a wait.
     pub waits_for: String,
     /// What ends the wait.
     pub ends_when: String,
-    /// Policy revision asked for; 0 while the endpoint has no policy.
+    /// Desired policy revision; 0 without policy.
     pub desired_revision: u64,
-    /// Policy revision in force; 0 while the endpoint has no policy.
+    /// Realized policy revision; 0 without policy.
     pub realized_revision: u64,
     /// Successful builds.
     pub regenerations: u64,
@@ -288,7 +287,7 @@ pub struct EndpointStatus {
     /// Error of the last build, if it failed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_error: Option<String>,
-    /// Why it has no network although no build failed: its link is gone from the kernel.
+    /// Why the network fails although no build failed: the kernel has no link.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
@@ -305,7 +304,7 @@ pub enum LogStatus {
     Failure,
 }
 
-/// A line of the endpoint's status log.
+/// An entry of an endpoint's log.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointLogEntry {
     /// Milliseconds since the Unix epoch.
@@ -314,67 +313,65 @@ pub struct EndpointLogEntry {
     pub status: LogStatus,
     /// State after the event.
     pub state: EndpointState,
-    /// Event of the state machine, or step.
+    /// State machine event, or step.
     pub event: String,
     /// In words.
     pub message: String,
 }
 
-/// Body of `GET /v1/endpoint/{id}/healthz`.
+/// Health of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointHealth {
-    /// The worst of the parts.
+    /// Worst of the parts.
     pub overall: Health,
     /// Programs and maps match the desired state.
     pub bpf: Health,
-    /// Realized policy equals desired policy.
+    /// Realized policy equals desired.
     pub policy: Health,
-    /// Link, addresses, routes and MTU match the desired state.
+    /// Link, addresses, routes and MTU match.
     pub connected: Health,
     /// Mismatches in the kernel.
     pub findings: Vec<Finding>,
-    /// Policy revision asked for; 0 while the endpoint has no policy.
+    /// Desired policy revision; 0 without policy.
     #[serde(default)]
     pub desired_revision: u64,
-    /// Policy revision in force; 0 while the endpoint has no policy.
+    /// Realized policy revision; 0 without policy.
     #[serde(default)]
     pub realized_revision: u64,
-    /// Test packets run through its programs.
+    /// Results of test packets.
     #[serde(default)]
     pub self_check: crate::SelfCheck,
 }
 
-/// Body of `PATCH /v1/endpoint/{id}`.
+/// Changes of an endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointPatch {
-    /// New labels (replace all), `source:key=value`, at most 256; a change of identity regenerates.
+    /// New labels, `source:key=value`, instead of the current ones. A change of identity regenerates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 256, example = json!(["k8s:app=web"]))]
     pub labels: Option<Vec<String>>,
     /// Trace forwarded packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<bool>,
-    /// Enforcement of policy for this endpoint: `always`, in both directions; `never`, no policy applies; `default`
+    /// Policy enforcement: `always` in both directions, `never`, or `default` as the node. The node's mode `never`
     /// follows the node's mode. The node's mode `never` takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_enforcement: Option<Enforcement>,
-    /// Named ports to set or, with `null`, remove (RFC 7396); others stay. At most 64 may remain. A name is an IANA
-    /// service name (RFC 6335 section 5.1).
+    /// Named ports to set or, with `null`, remove (RFC 7396). At most 64 may remain. A name is an IANA service name
+    /// (RFC 6335 section 5.1).
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     #[schema(schema_with = named_port_changes)]
     pub named_ports: BTreeMap<String, Option<NamedPort>>,
-    /// New source prefixes (replace all), as in a create; none when empty. Refused for an endpoint on another plugin's
-    /// link.
+    /// New source prefixes instead of the current ones, as in a create. Rejected for a chained endpoint.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<String>>, max_items = 8, example = json!(["10.200.0.0/16"]))]
     pub source_prefixes: Option<Vec<IpNet>>,
-    /// Regenerate at this level; the answer waits for the end.
+    /// Regenerate at this level; the answer waits for completion.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub regenerate: Option<RegenerateLevel>,
 }
 
-/// Named ports or null, by name.
 fn named_port_changes() -> Object {
     let null = ObjectBuilder::new().schema_type(Type::Null);
     let either = OneOfBuilder::new().item(null).item(Ref::from_schema_name("NamedPort")).build();
@@ -382,7 +379,7 @@ fn named_port_changes() -> Object {
     ObjectBuilder::new().additional_properties(Some(Schema::OneOf(either))).examples([example]).build()
 }
 
-/// Body of `GET /v1/endpoint/{id}/labels`.
+/// Labels of an endpoint.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointLabels {
     /// All labels, sorted.
@@ -393,12 +390,12 @@ pub struct EndpointLabels {
     pub identity: u32,
 }
 
-/// Body of `GET /v1/endpoint/{id}/config`.
+/// Settings of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointConfigView {
     /// Desired settings.
     pub desired: BTreeMap<String, String>,
-    /// Settings in the kernel now.
+    /// Settings in the kernel.
     pub realized: BTreeMap<String, String>,
 }
 
@@ -409,26 +406,25 @@ pub struct StepError {
     pub step: String,
     /// Endpoint.
     pub endpoint: String,
-    /// What failed and why.
+    /// Failure and cause.
     pub message: String,
 }
 
-/// Answer of a delete: 200 when `errors` is empty, 206 otherwise.
+/// Result of a delete: 200 without `errors`, otherwise 206.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeleteResult {
-    /// Endpoints deleted.
+    /// Deleted endpoints.
     pub deleted: Vec<u16>,
-    /// Released leases that belonged to no endpoint.
+    /// Released leases without an endpoint.
     #[serde(default)]
     #[schema(value_type = Vec<String>)]
     pub leases_released: Vec<IpAddr>,
-    /// Failed steps; the other steps were done.
+    /// Failed steps; other steps are complete.
     pub errors: Vec<StepError>,
-    /// In delegated mode: the service does not answer; a durable record stands for the delete.
+    /// In delegated mode: the service does not answer; the delete has a durable record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deferred: bool,
-    /// Of `POST /v1/gc`: unlisted endpoints that stay, because another runtime added them and their network
-    /// namespaces still exist.
+    /// Unlisted endpoints that a GC kept: another runtime added them and their network namespaces exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<KeptEndpoint>,
 }
@@ -438,11 +434,11 @@ pub struct DeleteResult {
 pub struct KeptEndpoint {
     /// Endpoint.
     pub endpoint: u16,
-    /// Name of the container runtime that added it.
+    /// Container runtime that added it.
     pub runtime: String,
 }
 
-/// Body of `POST /v1/gc`: deletes every attachment of `network` that is not listed, except those that another runtime
+/// Garbage collection: deletes unlisted attachments of `network`, except attachments of another runtime whose network
 /// added and whose network namespace still exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -453,13 +449,13 @@ pub struct GcRequest {
     /// Attachments to keep.
     #[serde(deserialize_with = "crate::object::list")]
     pub valid: Vec<GcAttachment>,
-    /// Name of the container runtime that made the list; when absent, endpoints of every runtime are deleted.
+    /// Container runtime of the list; endpoints of every runtime are deleted when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9_.-]+$", max_length = 15)]
     pub runtime: Option<String>,
 }
 
-/// An attachment that the runtime still knows.
+/// An attachment to keep.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GcAttachment {
@@ -469,7 +465,7 @@ pub struct GcAttachment {
     pub ifname: String,
 }
 
-/// Query of `GET /v1/endpoint`; all filters must match.
+/// Filters of `GET /v1/endpoint`; all must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -477,13 +473,13 @@ pub struct EndpointFilter {
     /// CNI container id.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
-    /// CNI network.
+    /// CNI network name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
     /// State.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub state: Option<EndpointState>,
-    /// A label of the endpoint, `source:key=value`.
+    /// A label, `source:key=value`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub label: Option<String>,
     /// Pod name.
@@ -491,22 +487,21 @@ pub struct EndpointFilter {
     pub pod_name: Option<String>,
 }
 
-/// Query of `DELETE /v1/endpoint/{id}` and `DELETE /v1/endpoint`.
+/// Conditions of a delete.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct DeleteQuery {
-    /// Of `DELETE /v1/endpoint`: the container whose endpoints are deleted. Required there, refused elsewhere.
+    /// Container whose endpoints are deleted: required for `DELETE /v1/endpoint`, rejected elsewhere.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub container_id: Option<String>,
     /// Keep the leases (NoIPRelease).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub no_ip_release: Option<bool>,
-    /// Delete only if the endpoint belongs to this network: an id with an interface name may also match an endpoint
-    /// of another network.
+    /// Delete only in this network: an id with an interface name may exist in several networks.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network: Option<String>,
-    /// Delete only if the endpoint has this epoch.
+    /// Delete only an endpoint with this epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub epoch: Option<u64>,
 }

@@ -5,60 +5,60 @@ use std::num::NonZeroU32;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Stable error codes for clients; the message is for people.
+/// Stable error codes for programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ErrorCode {
-    /// The body or a parameter does not parse, or is invalid.
+    /// Invalid body or parameter.
     InvalidRequest,
-    /// The network namespace does not exist, is not one, or is the node's.
+    /// The network namespace is missing, invalid, or the node's.
     InvalidNetns,
-    /// An endpoint or interface with that name exists.
+    /// The endpoint or interface exists.
     Exists,
     /// No such endpoint, lease, map or pool.
     NotFound,
     /// The pool has no free address.
     PoolExhausted,
-    /// No free endpoint id, or another limit of the node is reached.
+    /// No free endpoint id, or another node limit.
     LimitReached,
     /// Overload; retry after `retry_after_ms`.
     Overloaded,
-    /// The endpoint's state does not allow this now (create or delete in progress).
+    /// A create or delete of the endpoint is in progress.
     Busy,
-    /// The request's deadline passed; the operation was rolled back.
+    /// The deadline passed; the operation was rolled back.
     DeadlineExceeded,
-    /// The kernel refused an operation.
+    /// A kernel operation failed.
     Kernel,
-    /// The store refused an operation.
+    /// A store operation failed.
     Store,
     /// The agent is starting or stopping.
     Unavailable,
-    /// This agent does not support the operation.
+    /// Not supported by this agent.
     Unsupported,
-    /// In delegated mode: the service failed; `cni_code` is its CNI error code, absent for an unusable answer.
+    /// In delegated mode: failure of the service; `cni_code` is absent for an unusable answer.
     Delegate,
     /// An internal fault of the agent.
     Internal,
 }
 
-/// Body of every error answer.
+/// Body of error answers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ApiError {
     /// Stable code.
     pub code: ErrorCode,
     /// Operation, subject and cause.
     pub message: String,
-    /// What the user can do, if known.
+    /// Advice, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hint: Option<String>,
-    /// Milliseconds until a retry makes sense (429 and 503).
+    /// Milliseconds until a retry (429 and 503).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub retry_after_ms: Option<u64>,
-    /// In delegated mode: CNI error code for the container runtime, if the service gives one.
+    /// In delegated mode: the service's CNI error code, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<u32>, minimum = 1)]
     pub cni_code: Option<NonZeroU32>,
-    /// Id of the operation in the field `op` of the agent's log lines, for example `c-000012`.
+    /// Operation id, in field `op` of the agent's log: `c-000012`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub op: Option<Box<str>>,

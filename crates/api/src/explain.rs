@@ -1,4 +1,4 @@
-//! Bodies of `GET /v1/explain/{subject}` and `GET /v1/log`.
+//! Explanations and the agent's log.
 
 use std::net::IpAddr;
 
@@ -13,26 +13,26 @@ use crate::{Endpoint, Finding, Health, LogStatus, MetricRow};
 pub enum SubjectKind {
     /// An existing endpoint.
     Endpoint,
-    /// A deleted endpoint, or one whose create failed.
+    /// A deleted endpoint or failed create.
     PastEndpoint,
-    /// An endpoint whose record was lost with a damaged store; its container is alive.
+    /// A live container whose endpoint record was lost with a damaged store.
     Orphan,
     /// A quarantined record.
     Quarantined,
-    /// An address that belongs to no endpoint.
+    /// An address without an endpoint.
     Address,
-    /// A container that is known only from its deletion record.
+    /// A container known only from its deletion record.
     DeletionRecord,
-    /// Several matches, listed in `candidates`.
+    /// Several matches: see `candidates`.
     Several,
-    /// Unknown to this agent.
+    /// Unknown to the agent.
     Unknown,
 }
 
-/// Body of `GET /v1/explain/{subject}`.
+/// Explanation of a subject.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
-    /// The subject as the agent understood it.
+    /// The subject as understood.
     pub subject: String,
     /// Kind of the subject.
     pub kind: SubjectKind,
@@ -48,20 +48,20 @@ pub struct Explanation {
     /// The current wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waits: Option<Wait>,
-    /// Errors, newest first; at most eight.
+    /// Errors, newest first, at most eight.
     pub errors: Vec<TimelineEntry>,
     /// Timeline, oldest first.
     pub timeline: Vec<TimelineEntry>,
-    /// Timeline entries that later ones displaced.
+    /// Displaced timeline entries.
     pub left_out: u64,
     /// The programs' packet counters.
     pub verdicts: Vec<MetricRow>,
-    /// Kernel state compared with the desired state.
+    /// Mismatches in the kernel.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<KernelLook>,
     /// Earlier owners of the address or id, newest first.
     pub before: Vec<PastOwner>,
-    /// Possible meanings of the subject, and close matches.
+    /// Possible meanings and close matches.
     pub candidates: Vec<Candidate>,
     /// Places that were searched.
     pub searched: Vec<String>,
@@ -81,13 +81,13 @@ pub struct Fact {
 pub struct Wait {
     /// Condition that it waits for.
     pub waits_for: String,
-    /// Start, milliseconds since the Unix epoch.
+    /// Start, Unix ms.
     pub since_unix_ms: u64,
     /// What ends the wait.
     pub ends_when: String,
 }
 
-/// An event in an endpoint's life.
+/// An event of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TimelineEntry {
     /// End time, milliseconds since the Unix epoch.
@@ -96,7 +96,7 @@ pub struct TimelineEntry {
     pub operation: String,
     /// Step or event.
     pub phase: String,
-    /// Duration, microseconds; absent for an event without one.
+    /// Microseconds, if the event has a duration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub took_us: Option<u64>,
     /// Result.
@@ -138,17 +138,17 @@ pub struct PastOwner {
 /// A suggested subject.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Candidate {
-    /// Text to ask for.
+    /// Subject for a new request.
     pub subject: String,
     /// Description.
     pub what: String,
 }
 
-/// Body of `GET /v1/log`: the last lines of the agent's log.
+/// The last lines of the agent's log.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentLog {
     /// Lines, oldest first.
     pub lines: Vec<String>,
-    /// Lines since start that are no longer kept.
+    /// Displaced lines since start.
     pub left_out: u64,
 }

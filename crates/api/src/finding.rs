@@ -11,7 +11,7 @@ use utoipa::ToSchema;
 pub enum Health {
     /// Healthy.
     Ok,
-    /// Unknown, or not applicable now.
+    /// Unknown or not applicable.
     Pending,
     /// Partly working.
     Degraded,
@@ -19,17 +19,17 @@ pub enum Health {
     Failing,
 }
 
-/// Who repairs a finding.
+/// Repairer of a finding.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum MendedBy {
-    /// The agent: its leak audit after it has found it twice, or `audit --repair` at once.
+    /// The agent: its audit after two sightings, or `audit --repair` at once.
     Agent,
-    /// `audit --repair` on an operator's request: the repair removes something from a container that may be alive.
+    /// `audit --repair` on an operator's request: the repair affects a container that may be alive.
     Removal,
-    /// The container, which caused it: its endpoint is unhealthy, the node is healthy.
+    /// The container, as the cause; the node is healthy.
     Container,
-    /// A notice that needs no repair.
+    /// No repair needed.
     Nobody,
     /// An operator.
     #[default]
@@ -39,34 +39,34 @@ pub enum MendedBy {
 /// A mismatch between desired and observed state.
 #[derive(Debug, Clone, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 pub struct Finding {
-    /// Kind of object: `link`, `route`, `pin`, `lease`, `endpoint`, `map-row`, `program`, `address`, ...
+    /// Kind: `link`, `route`, `pin`, `lease`, `endpoint`, `map-row`, `program`, `address`, ...
     pub object: String,
     /// Which object.
     pub subject: String,
-    /// The mismatch: expected and found.
+    /// Expected and found state.
     pub problem: String,
-    /// Current or former owner, if known.
+    /// Current or former owner.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub owner: Option<String>,
-    /// True when `audit --repair` may repair it.
+    /// Whether `audit --repair` may repair it.
     #[serde(default)]
     pub repairable: bool,
     /// Who repairs it.
     #[serde(default)]
     pub mended_by: MendedBy,
-    /// What an operator should do.
+    /// Advice for an operator.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub remedy: String,
-    /// Result of a repair, or why there was none.
+    /// Result of a repair, or why it was omitted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub repair: Option<String>,
 }
 
-/// Body of `GET|POST /v1/audit`; POST repairs.
+/// Result of an audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditReport {
     /// Mismatches; empty when healthy.
     pub findings: Vec<Finding>,
-    /// Number of examined objects by kind.
+    /// Examined objects by kind.
     pub examined: BTreeMap<String, u64>,
 }

@@ -8,32 +8,32 @@ use utoipa::ToSchema;
 
 /// Default limit of `GET /v1/bpf/ct`.
 pub const FLOWS_DEFAULT: u32 = 1_000;
-/// Largest limit of `GET /v1/bpf/ct`; about 3 MiB of JSON.
+/// Largest limit of `GET /v1/bpf/ct`, about 3 MiB of JSON.
 pub const FLOWS_MOST: u32 = 10_000;
 
-/// Query of `GET` and `DELETE /v1/bpf/ct`; all filters must match.
+/// Filters of flows; all must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct FlowQuery {
-    /// One end is this endpoint, in any form of `{id}`.
+    /// Endpoint at one end, in any form of `{id}`.
     #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 600, example = "7")]
     pub endpoint: Option<String>,
-    /// One end has this address, or an address of this network (CIDR).
+    /// Address or network (CIDR) at one end.
     #[param(value_type = Option<String>, pattern = r"^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$", example = "10.87.0.0/24")]
     pub address: Option<AddressRange>,
-    /// One end has this port.
+    /// Port at one end.
     #[param(maximum = 65535, example = 443)]
     pub port: Option<u16>,
-    /// `tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, or the protocol's number (IANA).
+    /// `tcp`, `udp`, `sctp`, `icmp`, `icmpv6`, or an IANA number.
     #[param(value_type = Option<String>, pattern = "^(tcp|udp|sctp|icmp|icmpv6|[0-9]{1,3})$", example = "tcp")]
     pub protocol: Option<FlowProtocol>,
     /// State.
     pub state: Option<FlowState>,
-    /// Of `GET`: maximum number of flows, 1,000 by default. Refused in `DELETE`.
+    /// Maximum number of flows for `GET`, default 1,000; rejected for `DELETE`.
     #[param(minimum = 1, maximum = 10000, example = 100)]
     pub limit: Option<u32>,
-    /// Of `DELETE`: all flows. Required there without a filter; refused with one, and in `GET`.
+    /// All flows: required for `DELETE` without a filter, rejected otherwise.
     pub all: Option<bool>,
 }
 
@@ -45,12 +45,12 @@ impl FlowQuery {
     }
 }
 
-/// An address or a network.
+/// Address or network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct AddressRange(pub IpNet);
 
-/// The text is not an address or a network.
+/// Not an address or network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("an address is IPv4 or IPv6, with /PREFIX for a network")]
 pub struct NoAddress;
@@ -59,7 +59,7 @@ impl FromStr for AddressRange {
     type Err = NoAddress;
 
     fn from_str(text: &str) -> Result<Self, NoAddress> {
-        // `::ffff:192.0.2.7` is the IPv4 address: flows have only that form.
+        // Flows have IPv4-mapped addresses only as IPv4.
         let one = |_| text.parse::<IpAddr>().map(|ip| IpNet::from(ip.to_canonical()));
         text.parse::<IpNet>().or_else(one).map(Self).map_err(|_| NoAddress)
     }
@@ -79,18 +79,18 @@ impl From<AddressRange> for String {
     }
 }
 
-/// Protocol number (IANA); as text, the name of a common one.
+/// IANA protocol number; as text, a common name or the number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(try_from = "String", into = "String")]
 #[schema(value_type = String, example = "tcp")]
 pub struct FlowProtocol(pub u8);
 
 impl FlowProtocol {
-    /// Common protocols of flows.
+    /// Protocols with names.
     pub const NAMED: [(&'static str, u8); 5] = [("tcp", 6), ("udp", 17), ("sctp", 132), ("icmp", 1), ("icmpv6", 58)];
 }
 
-/// The text is not a protocol.
+/// Not a protocol.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a protocol is tcp, udp, sctp, icmp, icmpv6 or a number from 0 to 255")]
 pub struct NoProtocol;
@@ -102,7 +102,7 @@ impl FromStr for FlowProtocol {
         if let Some((_, number)) = Self::NAMED.iter().find(|(name, _)| *name == text) {
             return Ok(Self(*number));
         }
-        // Rust's integer parser accepts a sign.
+        // `parse` accepts a sign.
         let digits = text.bytes().all(|b| b.is_ascii_digit());
         text.parse().ok().filter(|_| digits).map(Self).ok_or(NoProtocol)
     }
@@ -146,7 +146,7 @@ pub enum FlowState {
 }
 
 impl FlowState {
-    /// All states in the order of a flow's life.
+    /// All states in order.
     pub const ALL: [Self; 4] = [Self::New, Self::Established, Self::Closing, Self::Closed];
 
     /// The name in the API.
@@ -167,50 +167,51 @@ pub struct FlowEnd {
     /// Address.
     #[schema(value_type = String)]
     pub address: IpAddr,
-    /// Port of TCP, UDP and SCTP; identifier of an ICMP echo (the same at both ends); 0 for other protocols.
+    /// TCP, UDP or SCTP port; ICMP echo identifier (same at both ends); otherwise 0.
     pub port: u16,
 }
 
 /// A flow in both directions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Flow {
-    /// Name of the protocol, or its number (IANA).
+    /// Protocol name or IANA number.
     #[schema(value_type = String, example = "tcp")]
     pub protocol: FlowProtocol,
-    /// The end that sent the first packet.
+    /// Sender of the first packet.
     pub source: FlowEnd,
     /// The other end.
     pub destination: FlowEnd,
     /// State.
     pub state: FlowState,
-    /// Endpoint that the row counts for: the flow's initiator, or the endpoint reached from outside.
+    /// Endpoint that the row counts for: the initiator, or the endpoint reached from outside.
     pub owner: Option<u16>,
-    /// Between two endpoints of the node: packets take the node's stack.
+    /// Whether packets take the node's stack, between two endpoints of the node.
     pub by_stack: bool,
-    /// The node's proxy sends the source's packets in its name. The source can have another flow with the same ports.
+    /// Whether the node's proxy sends the packets with the source's address. The source can have another flow with the
+    /// same ports.
     #[serde(default)]
     pub by_proxy: bool,
-    /// False when newer flows may evict its row.
+    /// Whether it is protected from eviction by newer flows.
     pub kept: bool,
-    /// Milliseconds since its last packet, accurate to about a second.
+    /// Milliseconds since the last packet, accurate to about a second.
     pub idle_ms: u64,
-    /// Milliseconds until its row may be collected if no packet comes.
+    /// Milliseconds until collection without further packets.
     pub left_ms: u64,
 }
 
 /// Body of `GET /v1/bpf/ct`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowList {
-    /// Flows by source, destination and protocol. Which flows are shown beyond the limit is not defined.
+    /// By source, destination and protocol. The selection at the limit is arbitrary.
     pub flows: Vec<Flow>,
     /// Number of omitted flows.
     pub more: u64,
 }
 
-/// Body of the answer to `DELETE /v1/bpf/ct`.
+/// Result of removing flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowsRemoved {
-    /// Flows removed.
+    /// Removed flows.
     pub removed: u64,
 }
 

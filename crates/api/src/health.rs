@@ -1,4 +1,4 @@
-//! Body of `GET /v1/health`: health endpoints of the nodes, and their probes by this node.
+//! Health endpoints of the nodes, and probes by this node.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -11,18 +11,18 @@ use crate::IpFamily;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HealthState {
-    /// Every probe of the last round was answered.
+    /// All probes of the last round were answered.
     Ok,
-    /// Not launched or not probed yet.
+    /// Not launched or probed yet.
     #[default]
     Starting,
-    /// Turned off by an interval of 0.
+    /// Turned off (interval 0).
     Off,
-    /// Some probes of the last round failed, or too few rounds in a row did.
+    /// Some probes of the last round, or a few consecutive rounds, failed.
     Degraded,
-    /// Something else answers at its address.
+    /// Another process answers at its address.
     WrongAnswer,
-    /// The launch failed, or many rounds in a row failed.
+    /// The launch or many consecutive rounds failed.
     Down,
 }
 
@@ -45,11 +45,11 @@ impl HealthState {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeKind {
-    /// ICMP echo; the kernel of the namespace answers.
+    /// ICMP echo, answered by the namespace's kernel.
     Icmp,
-    /// A TCP connection to port 4240; the kernel answers while a process listens.
+    /// TCP connection to port 4240, answered by the kernel for a listener.
     Tcp,
-    /// `GET /hello` on that connection; the process answers.
+    /// `GET /hello` on that connection, answered by the process.
     Http,
 }
 
@@ -69,17 +69,17 @@ impl ProbeKind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeOutcome {
-    /// The right answer in time.
+    /// Correct answer in time.
     Answered,
     /// No answer in time, or an error.
     NoAnswer,
-    /// An answer, but not the health endpoint's.
+    /// An answer that is not from the health endpoint.
     WrongAnswer,
-    /// Not sent; not counted.
+    /// Not sent or counted.
     NotTried,
 }
 
-/// Recent results of one kind of probe to one address.
+/// Recent results of one probe kind and address.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProbeStatus {
     /// Family of the address.
@@ -91,9 +91,9 @@ pub struct ProbeStatus {
     pub probe: ProbeKind,
     /// Last result.
     pub outcome: ProbeOutcome,
-    /// Why the last probe failed; empty when it was answered.
+    /// Error of the last probe, if any.
     pub error: String,
-    /// Round-trip time of the last answer, microseconds; absent without an answer in the window.
+    /// Last round-trip time in the window, microseconds.
     pub last_us: Option<u64>,
     /// Minimum in the window, microseconds.
     pub min_us: Option<u64>,
@@ -101,9 +101,9 @@ pub struct ProbeStatus {
     pub mean_us: Option<u64>,
     /// Maximum in the window, microseconds.
     pub max_us: Option<u64>,
-    /// Probes in the window: the last 60 since the launch.
+    /// Probes in the window (60 at most) since the launch.
     pub sent: u64,
-    /// Probes in the window without the right answer.
+    /// Probes in the window without a correct answer.
     pub lost: u64,
 }
 
@@ -112,22 +112,22 @@ pub struct ProbeStatus {
 pub struct Relaunch {
     /// Time, milliseconds since the Unix epoch.
     pub unix_ms: u64,
-    /// Reason: the failed probe, or the missing part.
+    /// Failed probe or missing part.
     pub reason: String,
 }
 
-/// The health endpoint of one node. Of other nodes, their own addresses are probed, too.
+/// Health endpoint of a node; for other nodes, also probes of their own addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NodeHealth {
     /// Node name.
     pub node: String,
-    /// True for the node of the answering agent.
+    /// Whether it is the answering agent's node.
     pub local: bool,
     /// State.
     pub state: HealthState,
-    /// Description of the state: what failed, and the next step.
+    /// Failure and next step.
     pub message: String,
-    /// Start of the state, milliseconds since the Unix epoch.
+    /// Start of the state, Unix ms.
     pub since_unix_ms: u64,
     /// IPv4 address.
     #[schema(value_type = Option<String>)]
@@ -135,33 +135,33 @@ pub struct NodeHealth {
     /// IPv6 address.
     #[schema(value_type = Option<String>)]
     pub ipv6: Option<Ipv6Addr>,
-    /// Problem with the kept addresses, if any.
+    /// Problem with the kept addresses.
     pub address_note: Option<String>,
-    /// Endpoint id; of the local node.
+    /// Endpoint id (local node).
     pub endpoint: Option<u16>,
-    /// Process id; of the local node.
+    /// Process id (local node).
     pub pid: Option<u32>,
-    /// Milliseconds between rounds; 0 when turned off.
+    /// Milliseconds between rounds; 0 for off.
     pub interval_ms: u64,
-    /// End of the last round, milliseconds since the Unix epoch.
+    /// End of the last round, Unix ms.
     pub last_round_unix_ms: Option<u64>,
-    /// Rounds since the agent started.
+    /// Rounds since agent start.
     pub rounds: u64,
     /// Consecutive failed rounds.
     pub failed_rounds: u64,
-    /// Launches since the agent started; of the local node.
+    /// Launches since agent start (local node).
     pub launches: u64,
     /// Launches that failed since the agent started.
     pub failed_launches: u64,
     /// The last deletion for a relaunch.
     pub last_relaunch: Option<Relaunch>,
-    /// Probes of the last round, ICMP of a node's own addresses first.
+    /// Probes of the last round, ICMP of node addresses first.
     pub probes: Vec<ProbeStatus>,
 }
 
-/// Body of `GET /v1/health`.
+/// Health endpoints of the cluster.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HealthReport {
-    /// The local node, then the other nodes of the cluster by name.
+    /// The local node, then other nodes by name.
     pub nodes: Vec<NodeHealth>,
 }

@@ -5,18 +5,18 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Body of `POST /v1/ipam`.
+/// Request for addresses.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IpamAllocate {
-    /// Pool; the default pool when absent.
+    /// The default pool when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253, example = "default")]
     pub pool: Option<String>,
-    /// `ipv4`, `ipv6`, or both when absent.
+    /// Both families when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<IpFamily>,
-    /// Owner of the lease, shown in `wharf ipam list`.
+    /// Owner of the lease.
     #[schema(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 253, example = "me")]
     pub owner: String,
 }
@@ -31,10 +31,10 @@ pub enum IpFamily {
     Ipv6,
 }
 
-/// Answer of `POST /v1/ipam`.
+/// Result of an allocation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IpamAllocation {
-    /// New leases: none, or one of each family.
+    /// None, or one of each family.
     pub leases: Vec<IpamLease>,
 }
 
@@ -46,13 +46,13 @@ pub struct IpamLease {
     pub ip: IpAddr,
     /// Pool.
     pub pool: String,
-    /// Owner: an attachment, a caller's name, or `node`.
+    /// Attachment, caller's name, or `node`.
     pub owner: String,
     /// Milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
 }
 
-/// Body of `GET /v1/ipam`.
+/// Pools and leases.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IpamView {
     /// Pools with their fill.
@@ -64,7 +64,7 @@ pub struct IpamView {
     pub resting: Vec<crate::RestingAddress>,
 }
 
-/// Fill of a pool, one row for each family.
+/// Fill of a pool for one family.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PoolView {
     /// Pool.
@@ -78,10 +78,9 @@ pub struct PoolView {
     /// Released addresses that rest.
     #[serde(default)]
     pub resting: u64,
-    /// All addresses that can be leased (capped at `u64::MAX`).
+    /// Leasable addresses (at most `u64::MAX`).
     pub total: u64,
-    /// Whether the containers' traffic to other networks is masqueraded with an address of the node; absent from
-    /// older agents.
+    /// Whether traffic to other networks is masqueraded; absent from older agents.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub masquerade: Option<bool>,
 }

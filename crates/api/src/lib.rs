@@ -1,8 +1,8 @@
-//! The agent's REST API: types, the OpenAPI document, and the client over the unix socket.
+//! REST API of the agent: types, `openapi.json`, and a client for the unix socket.
 //!
-//! Client data is untrusted until the agent has parsed it, so these types hold text and numbers; the agent converts
-//! them to the newtypes of `wharf-core`. `openapi.json` is generated from these types and the agent's routes; a test
-//! compares them.
+//! The types hold unparsed text and numbers; the agent converts them to the newtypes of `wharf-core`. `openapi.json` is
+//! generated from the types and the agent's routes, and a test compares them. `Unix ms` means milliseconds since the
+//! Unix epoch.
 #![forbid(unsafe_code)]
 
 pub mod bpf;
@@ -42,14 +42,13 @@ pub use proxy::*;
 pub use selfcheck::*;
 pub use status::*;
 
-/// The agent's default socket.
+/// Default socket of the agent.
 pub const DEFAULT_SOCKET: &str = "/run/wharf/wharf.sock";
 
-/// Header of the CNI plugin's requests: the CNI command, as JSON (`wharf_handover::command`). The agent counts a
-/// request with it as a CNI command.
+/// Header with the CNI command of a request, as JSON (`wharf_handover::command`); the agent counts the command.
 pub const COMMAND_HEADER: &str = "wharf-cni-command";
 
-/// Header of each request of [`client::Client`]: the caller's deadline, milliseconds of CLOCK_BOOTTIME. A request
+/// Header with the deadline of a [`client::Client`] request, milliseconds of CLOCK_BOOTTIME. A request read later
 /// that the agent reads later changes nothing.
 pub const UNTIL_HEADER: &str = "wharf-until";
 

@@ -11,21 +11,20 @@ use utoipa::ToSchema;
 pub enum MonitorEvent {
     /// A packet was dropped.
     Drop(PacketEvent),
-    /// A packet was forwarded (only endpoints with tracing).
+    /// Forwarded packet of an endpoint with tracing.
     Trace(PacketEvent),
-    /// The proxy accepted or denied a request or connection.
+    /// Request or connection that the proxy accepted or denied.
     L7(RequestEvent),
     /// An agent event.
     Agent(AgentEvent),
-    /// Events were lost: this reader was too slow, or the ring buffer was full.
+    /// Lost events: slow reader, or full ring buffer.
     Lost {
         /// Number of events.
         count: u64,
     },
 }
 
-/// Every [`PacketEvent::reason`], by number: the verdicts among `wharf-common`'s reasons. A test of the agent
-/// compares them.
+/// All values of [`PacketEvent::reason`], by number; a test of the agent compares them with `wharf-common`.
 pub const PACKET_REASONS: &[&str] = &[
     "forwarded-local",
     "forwarded-stack",
@@ -56,7 +55,7 @@ pub const PACKET_REASONS: &[&str] = &[
     "proxy-share-spent",
 ];
 
-/// A packet seen by an endpoint's program.
+/// A packet at an endpoint's program.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PacketEvent {
     /// Milliseconds since the Unix epoch.
@@ -71,65 +70,65 @@ pub struct PacketEvent {
     pub direction: String,
     /// One of [`PACKET_REASONS`].
     pub reason: String,
-    /// Of a packet that policy dropped: the denying rule, or that no rule allows it.
+    /// For a policy drop: the denying rule, or that no rule allows it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<String>,
-    /// `IPv4`, `IPv6`, `ARP`, or the number in hex.
+    /// `IPv4`, `IPv6`, `ARP`, or hex number.
     pub ethertype: String,
-    /// IP protocol: its name, or `protocol` and its number. Empty unless the packet is IP.
+    /// IP protocol: name, or `protocol` with the number; empty for other packets.
     pub protocol: String,
-    /// Message of an ICMP, ICMPv6 or ARP packet, for example `echo-request`, `neighbor-solicitation`, `request`;
-    /// `type 200 code 3` or `operation 9` for one without a name.
+    /// ICMP, ICMPv6 or ARP message: `echo-request`, `neighbor-solicitation`, `request`; without a name
+    /// `type 200 code 3` or `operation 9`.
     pub message: Option<String>,
     /// Source address.
     #[schema(value_type = Option<String>)]
     pub source: Option<IpAddr>,
-    /// Source port; 0 unless the packet is TCP or UDP.
+    /// TCP or UDP port, or 0.
     pub source_port: u16,
     /// Destination address.
     #[schema(value_type = Option<String>)]
     pub destination: Option<IpAddr>,
-    /// Destination port; 0 unless the packet is TCP or UDP.
+    /// TCP or UDP port, or 0.
     pub destination_port: u16,
-    /// Length, bytes, with the Ethernet header.
+    /// Bytes, with the Ethernet header.
     pub length: u32,
 }
 
-/// A request, TLS connection or DNS query that the proxy decided about.
+/// A request, TLS connection or DNS query with the proxy's verdict.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RequestEvent {
-    /// Start, milliseconds since the Unix epoch.
+    /// Start, Unix ms.
     pub time_unix_ms: u64,
     /// Endpoint whose rules decided.
     pub endpoint: u16,
     /// Epoch of the endpoint.
     pub epoch: u64,
-    /// `ingress` or `egress`, seen from the endpoint.
+    /// `ingress` or `egress` of the endpoint.
     pub direction: String,
-    /// `forwarded`, `denied`, or `failed` (the server was not reached, or the request was not understood).
+    /// `forwarded`, `denied`, or `failed` (server not reached, or request not understood).
     pub verdict: String,
     /// `HTTP/1.1`, `HTTP/2`, `HTTP/1.0`, `HTTP`, `TLS` or `DNS`.
     pub protocol: String,
-    /// Method, or DNS query type (`AAAA`); empty if unknown.
+    /// Method or DNS query type; empty if unknown.
     pub method: String,
-    /// Path with query, normalized; empty for TLS and DNS.
+    /// Normalized path with query; empty for TLS and DNS.
     pub path: String,
-    /// Host of the request, server name of the TLS handshake, or DNS name.
+    /// HTTP host, TLS server name, or DNS name.
     pub host: String,
-    /// HTTP status; 0 without an answer, and for TLS and DNS.
+    /// HTTP status, or 0.
     pub status: u16,
-    /// DNS response code (IANA name); empty without an answer, and for other protocols.
+    /// DNS response code (IANA name), or empty.
     #[serde(default)]
     pub response: String,
-    /// Microseconds from the start to the end of the answer or connection; `None` if the proxy does not report it.
+    /// Microseconds to the end of the answer or connection; absent if unreported.
     pub latency_us: Option<u64>,
-    /// Address and port of the client.
+    /// Client's address and port.
     #[schema(value_type = Option<String>)]
     pub source: Option<SocketAddr>,
     /// Address and port that the client connected to.
     #[schema(value_type = Option<String>)]
     pub destination: Option<SocketAddr>,
-    /// Envoy's response flags joined by commas, for example `UF` (no connection to the server); for DNS, the problem.
+    /// Envoy's response flags joined by commas, such as `UF`; for DNS, the problem.
     pub flags: String,
 }
 
@@ -138,7 +137,7 @@ pub struct RequestEvent {
 pub struct AgentEvent {
     /// Milliseconds since the Unix epoch.
     pub time_unix_ms: u64,
-    /// Endpoint id, if the event is about an endpoint.
+    /// Endpoint id, if any.
     pub endpoint: Option<u16>,
     /// `endpoint-created`, `endpoint-regenerated`, `endpoint-deleted`, `agent-started`, ...
     pub event: String,

@@ -1,7 +1,6 @@
 //! Deserialization from JSON objects only.
 //!
-//! serde's derived `Deserialize` also reads a struct from an array, by position. The API promises no field order, so
-//! [`Object`] accepts only a JSON object.
+//! serde's derived `Deserialize` also reads structs from arrays by position, but the API promises no field order.
 
 use std::{fmt, marker::PhantomData};
 
@@ -35,7 +34,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 /// A list of objects, for `#[serde(deserialize_with)]`.
 ///
 /// # Errors
-/// The deserializer's errors, or an element that is not an object.
+/// Errors of the deserializer, or an element that is not an object.
 pub fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     Ok(Vec::<Object<T>>::deserialize(deserializer)?.into_iter().map(|o| o.0).collect())
 }

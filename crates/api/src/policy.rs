@@ -1,7 +1,7 @@
-//! Network policy: policies in force, the rows that decide about packets, and labels of namespaces.
+//! Network policy and labels of namespaces.
 //!
-//! A revision numbers a state of the policies, from 1; each change of the policies or of a namespace's labels makes
-//! the next one. Revision 0: the agent has never had a policy.
+//! A revision numbers a state of the policies, from 1; each change of the policies or of namespace labels makes the
+//! next revision. 0: the agent has never had a policy.
 
 use std::collections::BTreeMap;
 
@@ -10,35 +10,35 @@ use utoipa::ToSchema;
 
 use crate::{Enforcement, PolicyRedirect};
 
-/// Longest text of a [`PolicyImport`], bytes.
+/// Longest [`PolicyImport::text`], bytes.
 pub const POLICY_TEXT_MOST: usize = 4 << 20;
 /// Most prefixes listed in a [`PolicyRow`].
 pub const POLICY_ROW_PEERS_MOST: usize = 16;
 
-/// Body of `GET /v1/policy`.
+/// Policies and their state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyList {
     /// Revision that the agent has accepted.
     pub revision: u64,
-    /// Revision whose rows are in the kernel; never above `revision`.
+    /// Revision in the kernel; at most `revision`.
     pub realized: u64,
     /// When policy is enforced.
     pub enforcement: Enforcement,
-    /// Audit mode: packets that policy would drop are counted and pass.
+    /// Audit mode: policy drops are counted and pass.
     pub audit: bool,
-    /// Why `realized` is below `revision`, or why a file of the policy directory is refused.
+    /// Why `realized` is below `revision`, or why a policy file is refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Fill of the kernel tables.
     pub rows: PolicySizes,
-    /// Policies by kind, namespace and name; one element for each spec of a document.
+    /// By kind, namespace and name; one element for each spec of a document.
     pub policies: Vec<PolicyInfo>,
 }
 
-/// Rows of the policy tables in the kernel, and their limits.
+/// Fill of the policy tables in the kernel.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicySizes {
-    /// Prefixes with a peer class: addresses of endpoints, and networks in rules.
+    /// Prefixes with a peer class: endpoint addresses, and networks in rules.
     pub peers: u64,
     /// Limit of `peers`.
     pub peers_limit: u64,
@@ -46,83 +46,83 @@ pub struct PolicySizes {
     pub ports: u64,
     /// Limit of `ports`.
     pub ports_limit: u64,
-    /// Pairs of peer class and port class of all rule sets.
+    /// Pairs of peer class and port class.
     pub cells: u64,
     /// Limit of `cells`.
     pub cells_limit: u64,
-    /// Rule sets of one direction; endpoints with the same rules share one.
+    /// Rule sets of one direction; endpoints with the same rules share a set.
     pub sets: u64,
     /// Limit of `sets`.
     pub sets_limit: u64,
 }
 
-/// A policy that the agent has accepted.
+/// An accepted policy.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyInfo {
     /// `NetworkPolicy`, `ClusterNetworkPolicy`, `CiliumNetworkPolicy` or `CiliumClusterwideNetworkPolicy`.
     #[schema(example = "NetworkPolicy")]
     pub kind: String,
-    /// Namespace; absent for kinds without namespace.
+    /// Namespace; absent for cluster-wide kinds.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<String>,
     /// Name.
     pub name: String,
-    /// Tier: `admin`, `namespaced` or `baseline`.
+    /// `admin`, `namespaced` or `baseline`.
     #[schema(example = "namespaced")]
     pub tier: String,
-    /// Order within the tier, lower first, 0 to 1,000; absent in the namespaced tier, which has no order.
+    /// Order within the tier, lower first, 0 to 1,000; absent in the namespaced tier.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u16>,
-    /// The selected endpoints, in words.
+    /// Selected endpoints, in words.
     pub subject: String,
-    /// Directions with default deny for its subjects: `ingress`, `egress`.
+    /// Default-deny directions: `ingress`, `egress`.
     pub isolates: Vec<String>,
     /// Number of ingress rules.
     pub ingress_rules: u64,
     /// Number of egress rules.
     pub egress_rules: u64,
-    /// Source file: the name from an import, or a file of the policy directory.
+    /// Source: name of an import, or policy file.
     pub file: String,
-    /// Line in the file, from 1.
+    /// Line, from 1.
     pub line: u32,
-    /// Ids of the selected endpoints, ascending.
+    /// Selected endpoint ids, ascending.
     pub endpoints: Vec<u16>,
 }
 
-/// Body of `PUT /v1/policy`.
+/// Policies to import.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyImport {
-    /// Name of the text in refusals and explanations.
+    /// Name for errors and explanations.
     #[schema(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 4096, example = "policies/db.yaml")]
     pub file: String,
-    /// YAML or JSON with any number of policies, at most [`POLICY_TEXT_MOST`] bytes.
+    /// YAML or JSON with any number of policies, at most 4 MiB.
     #[schema(max_length = 4_194_304)]
     pub text: String,
 }
 
-/// Result of a policy change. The rows are in the kernel.
+/// Result of a policy change.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyChange {
-    /// Revision of the change; the previous one if nothing changed.
+    /// Revision of the change; the previous revision if nothing changed.
     pub revision: u64,
-    /// Revision whose rows are in the kernel.
+    /// Revision in the kernel.
     pub realized: u64,
-    /// New or replaced policies, such as `NetworkPolicy shop/db`.
+    /// New or replaced policies: `NetworkPolicy shop/db`.
     pub put: Vec<String>,
     /// Removed policies.
     pub removed: Vec<String>,
 }
 
 impl PolicyChange {
-    /// Whether the rows of the change are in the kernel.
+    /// Whether the change is in the kernel.
     #[must_use]
     pub fn is_in_force(&self) -> bool {
         self.realized >= self.revision
     }
 }
 
-/// Query of `DELETE /v1/policy`: kind and name of one policy, or `all`.
+/// Kind and name of one policy, or `all`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -130,17 +130,17 @@ pub struct PolicyDeleteQuery {
     /// Kind, case-sensitive.
     #[param(max_length = 64, example = "NetworkPolicy")]
     pub kind: Option<String>,
-    /// Namespace; absent for kinds without namespace.
+    /// Namespace; absent for cluster-wide kinds.
     #[param(max_length = 253, example = "shop")]
     pub namespace: Option<String>,
     /// Name.
     #[param(max_length = 253, example = "db")]
     pub name: Option<String>,
-    /// All imported policies. Refused with another parameter.
+    /// All imported policies; excludes other parameters.
     pub all: Option<bool>,
 }
 
-/// Protocol of the packet in `GET /v1/policy/explain`.
+/// Protocol of an explained packet.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyProtocol {
@@ -155,9 +155,9 @@ pub enum PolicyProtocol {
     Icmp,
     /// ICMPv6 (RFC 4443).
     Icmpv6,
-    /// Another protocol, without ports: ESP, GRE, OSPF.
+    /// Another protocol, without ports.
     Other,
-    /// The transport header is not found: too many extension headers, or truncated.
+    /// Transport header not found: too many extension headers, or truncated.
     Unknown,
 }
 
@@ -180,25 +180,25 @@ impl PolicyProtocol {
     }
 }
 
-/// Query of `GET /v1/policy/explain`: the first packet of a flow.
+/// First packet of a flow.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct PolicyExplainQuery {
-    /// Sender: an endpoint in any form of `{id}`, or an address.
+    /// Sender: endpoint in any form of `{id}`, or address.
     #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 600, example = "7")]
     pub from: String,
-    /// Receiver, in the same forms.
+    /// Receiver, as `from`.
     #[param(pattern = r"^[^\x00-\x1f\x7f-\x9f]+$", max_length = 600, example = "192.0.2.7")]
     pub to: String,
-    /// Protocol; default TCP.
+    /// TCP by default.
     pub protocol: Option<PolicyProtocol>,
-    /// Destination port; for ICMP and ICMPv6 the type, 0 to 255. Default 0.
+    /// Destination port, or ICMP type (0 to 255); default 0.
     #[param(maximum = 65535, example = 443)]
     pub port: Option<u16>,
 }
 
-/// Whether a packet passes.
+/// Verdict about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PolicyVerdict {
@@ -219,15 +219,15 @@ impl PolicyVerdict {
     }
 }
 
-/// Body of `GET /v1/policy/explain`: the verdict of the rows in the kernel.
+/// Verdict of the kernel's rows.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyExplanation {
-    /// Verdict of both ends: deny if one end denies, or redirects the flow to a proxy that does not serve it.
+    /// Verdict of both ends: deny if one end denies, or redirects to a proxy that does not serve the flow.
     pub verdict: PolicyVerdict,
-    /// Verdict at the sender; absent unless it is an endpoint of this node.
+    /// Verdict at the sender, if an endpoint of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub egress: Option<PolicyJudgement>,
-    /// Verdict at the receiver; absent unless it is an endpoint of this node.
+    /// Verdict at the receiver, if an endpoint of this node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ingress: Option<PolicyJudgement>,
     /// Other factors: audit mode, the node's own packets.
@@ -235,32 +235,32 @@ pub struct PolicyExplanation {
     pub note: Option<String>,
 }
 
-/// Verdict of one endpoint about a packet.
+/// Verdict of one endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyJudgement {
     /// Endpoint id.
     pub endpoint: u16,
-    /// Whether policy is enforced for the endpoint in this direction; if not, the packet passes.
+    /// Whether policy is enforced in this direction; otherwise the packet passes.
     pub enforced: bool,
     /// Verdict.
     pub verdict: PolicyVerdict,
-    /// The deciding rule, if any.
+    /// Deciding rule, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<PolicyRule>,
-    /// Redirect to the proxy, which decides about the connection's content; absent without one.
+    /// Redirect to the proxy, which checks the connection's content.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub redirect: Option<PolicyRedirect>,
-    /// Policies that isolate the endpoint in this direction, when no rule decides and the verdict is deny.
+    /// Policies that deny by isolation when no rule decides.
     pub isolated_by: Vec<String>,
-    /// The endpoint's rule set for the direction; 0 for none.
+    /// Rule set; 0 for none.
     pub rule_set: u32,
-    /// Class of the peer; 0 for a peer that no rule names.
+    /// Class of the peer; 0 if no rule names it.
     pub peer_class: u32,
-    /// Class of the port; 0 for a port that no rule names, 4294967295 if the transport header is not found.
+    /// Class of the port; 0 if no rule names it, 4294967295 without a transport header.
     pub port_class: u32,
 }
 
-/// [`PolicyJudgement::port_class`] when the transport header is not found.
+/// [`PolicyJudgement::port_class`] without a transport header.
 pub const UNKNOWN_PORT_CLASS: u32 = u32::MAX;
 
 /// Source of a rule.
@@ -268,86 +268,85 @@ pub const UNKNOWN_PORT_CLASS: u32 = u32::MAX;
 pub struct PolicyRule {
     /// File.
     pub file: String,
-    /// Line in the file, from 1.
+    /// Line, from 1.
     pub line: u32,
-    /// Kind and name of the document.
+    /// Kind and name.
     #[schema(example = "NetworkPolicy shop/db")]
     pub document: String,
-    /// Path of the rule in the document.
+    /// Path in the document.
     #[schema(example = "spec.ingress[0]")]
     pub field: String,
 }
 
-/// Body of `GET /v1/endpoint/{id}/policy`.
+/// Policy of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointPolicy {
     /// Endpoint id.
     pub endpoint: u16,
-    /// When policy is enforced for this endpoint: its setting, or the node's mode.
+    /// The endpoint's setting, or the node's.
     pub enforcement: Enforcement,
-    /// Audit mode: packets that policy would drop are counted and pass.
+    /// Audit mode: policy drops are counted and pass.
     pub audit: bool,
     /// Desired revision.
     pub desired_revision: u64,
-    /// Revision whose rows are in the kernel.
+    /// Revision in the kernel.
     pub realized_revision: u64,
-    /// Packets to the endpoint.
+    /// To the endpoint.
     pub ingress: EndpointRules,
-    /// Packets from the endpoint.
+    /// From the endpoint.
     pub egress: EndpointRules,
 }
 
 /// Rules of an endpoint in one direction.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointRules {
-    /// Rule set; 0 for none. Endpoints with the same rules share it and its counters.
+    /// Rule set, with counters shared by endpoints with the same rules; 0 for none.
     pub rule_set: u32,
-    /// Policies that select the endpoint and apply to this direction, such as `NetworkPolicy shop/db`.
+    /// Selecting policies: `NetworkPolicy shop/db`.
     pub policies: Vec<String>,
-    /// Rows of the rule set; a packet that matches none passes.
+    /// Rows; a packet without a matching row passes.
     pub rows: Vec<PolicyRow>,
 }
 
-/// A row of a rule set: the verdict for a class of peers and a class of ports.
+/// Verdict for a class of peers and a class of ports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyRow {
-    /// Prefixes of the peer, or `any`; at most [`POLICY_ROW_PEERS_MOST`].
+    /// Prefixes of the peer, at most 16, or `any`.
     pub peers: Vec<String>,
     /// Number of omitted prefixes.
     pub more_peers: u64,
     /// Destinations: `TCP 80`, `UDP 8000-8015`, `any`.
     pub ports: Vec<String>,
-    /// `accept`, `deny`, `pass` (to the next tier), or `redirect` and the proxy port.
+    /// `accept`, `deny`, `pass` (to the next tier), or `redirect` with the proxy port.
     #[schema(example = "accept")]
     pub verdict: String,
-    /// The rule; absent when the row denies for lack of a rule.
+    /// The rule; absent for the default deny.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule: Option<PolicyRule>,
-    /// Tier of the rule: `admin`, `namespaced` or `baseline`.
+    /// `admin`, `namespaced` or `baseline`.
     #[schema(example = "namespaced")]
     pub tier: String,
-    /// Packets that the row decided about: the first of each flow, every packet of a denied flow, and the next of
-    /// each flow after a policy change.
+    /// Packets decided: the first of each flow, all of a denied flow, and the next of each flow after a policy change.
     pub packets: u64,
-    /// Bytes of those packets, with the Ethernet header.
+    /// Bytes of `packets`, with the Ethernet header.
     pub bytes: u64,
 }
 
-/// A namespace with labels: element of `GET /v1/namespace`, answer of `PUT /v1/namespace/{name}`.
+/// A namespace with labels.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Namespace {
     /// Name.
     #[schema(example = "shop")]
     pub name: String,
-    /// Labels by key, with `kubernetes.io/metadata.name`.
+    /// Labels, with `kubernetes.io/metadata.name`.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Body of `PUT /v1/namespace/{name}`.
+/// New labels of a namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceLabels {
-    /// All labels of the namespace, by key; other labels are removed.
+    /// Replacement of all labels.
     pub labels: BTreeMap<String, String>,
 }
 

@@ -1,4 +1,4 @@
-//! Body of `GET /v1/proxy`.
+//! The L7 proxy.
 
 use std::net::IpAddr;
 
@@ -9,14 +9,14 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProxyState {
-    /// Envoy does not run, and the agent does not start it.
+    /// Not running, and not started by the agent.
     #[default]
     Absent,
-    /// Envoy runs and is not connected to the agent.
+    /// Running, not connected to the agent.
     Starting,
-    /// Envoy runs and is connected.
+    /// Running and connected.
     Serving,
-    /// Envoy exited or failed to start; the agent restarts it soon.
+    /// Exited or failed to start; the agent restarts it soon.
     Waiting,
 }
 
@@ -33,27 +33,27 @@ impl ProxyState {
     }
 }
 
-/// Requests, TLS connections and DNS queries that the proxy decided about since the agent's start.
+/// Requests, TLS connections and DNS queries since the agent's start, by verdict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyRequests {
-    /// A rule allowed it, and it reached the server.
+    /// Allowed, and the server was reached.
     pub forwarded: u64,
     /// No rule allowed it.
     pub denied: u64,
-    /// It was not understood, or the server was not reached.
+    /// Not understood, or the server was not reached.
     pub failed: u64,
 }
 
-/// Body of `GET /v1/proxy`.
+/// The proxy of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyView {
     /// State of Envoy.
     pub state: ProxyState,
-    /// Start of the state, milliseconds since the Unix epoch.
+    /// Start of the state, Unix ms.
     pub since_unix_ms: u64,
-    /// Whether the agent starts Envoy (`--envoy`).
+    /// Whether the agent starts Envoy.
     pub supervised: bool,
-    /// Envoy's version; absent until it connects.
+    /// Envoy's version, once connected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub version: Option<String>,
     /// Envoy's process id.
@@ -66,15 +66,15 @@ pub struct ProxyView {
     pub last_error: Option<String>,
     /// Open xDS streams.
     pub streams: u64,
-    /// Bootstrap configuration for an Envoy that the agent does not start.
+    /// Bootstrap configuration for an external Envoy.
     pub bootstrap: String,
     /// Requests by verdict.
     pub requests: ProxyRequests,
-    /// Request records dropped because the agent read them too slowly.
+    /// Request records lost because the agent read too slowly.
     pub records_lost: u64,
-    /// Completions that deletes are waiting for.
+    /// Completions that deletes await.
     pub completions_pending: u64,
-    /// Completions that deletes stopped waiting for.
+    /// Completions that deletes no longer await.
     pub completions_timed_out: u64,
     /// Listeners that Envoy has not acknowledged.
     pub outstanding: Vec<ProxyOutstanding>,
@@ -84,13 +84,13 @@ pub struct ProxyView {
     pub completions: Vec<ProxyCompletion>,
 }
 
-/// A listener whose last update Envoy has not acknowledged.
+/// A listener with an unacknowledged update.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyOutstanding {
     /// Listener.
     #[schema(example = "ingress-15000")]
     pub listener: String,
-    /// Why Envoy rejected it; absent while Envoy has not answered.
+    /// Why Envoy rejected it; absent before an answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
@@ -106,7 +106,7 @@ pub enum ProxyServer {
     Agent,
 }
 
-/// A listener: a proxy port for connections of some endpoints in one direction.
+/// A proxy port for connections of endpoints in one direction.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyListener {
     /// Name.
@@ -115,29 +115,29 @@ pub struct ProxyListener {
     /// Server.
     #[serde(default)]
     pub served_by: ProxyServer,
-    /// Port of the node: TCP, and also UDP for DNS.
+    /// TCP port of the node; for DNS also UDP.
     pub port: u16,
-    /// `ingress` (connections to the endpoints) or `egress` (connections from them).
+    /// `ingress` (to the endpoints) or `egress` (from them).
     #[schema(example = "ingress")]
     pub direction: String,
-    /// Allowed requests in words: `GET /public...`, `TLS to example.com`, `DNS of *.example.com`. Header values are
+    /// Allowed requests: `GET /public...`, `TLS to example.com`, `DNS of *.example.com`. Header values are omitted as
     /// omitted because they may be secrets.
     pub passes: Vec<String>,
-    /// Whether connections pass uninspected while no proxy serves (`failOpen`); otherwise they are dropped.
+    /// Whether connections pass uninspected, instead of being dropped, while no proxy serves (`failOpen`).
     pub fails_open: bool,
     /// Endpoint ids.
     pub endpoints: Vec<u16>,
-    /// Whether the server uses this version of the listener.
+    /// Whether the server uses this version.
     pub acknowledged: bool,
-    /// Why Envoy rejected it, or why the agent could not open its port.
+    /// Why Envoy rejected it, or why its port is not open.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// A DNS name that containers resolved. Rules with `toFQDNs` follow its addresses.
+/// A DNS name that containers resolved, with addresses for `toFQDNs` rules.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyName {
-    /// Name in lower case, without the final dot.
+    /// Lower case, without the final dot.
     #[schema(example = "api.example.com")]
     pub name: String,
     /// Addresses.
@@ -150,8 +150,7 @@ pub struct ProxyNameAddress {
     /// Address.
     #[schema(value_type = String, example = "192.0.2.7")]
     pub address: IpAddr,
-    /// Expiry of the DNS answer, milliseconds since the Unix epoch. The address stays longer while a connection uses
-    /// it.
+    /// Expiry of the DNS answer, Unix ms; connections may keep the address longer.
     pub until_unix_ms: u64,
 }
 
@@ -161,12 +160,12 @@ pub struct ProxyCompletion {
     /// Listener.
     #[schema(example = "ingress-15000")]
     pub listener: String,
-    /// The endpoint whose delete waits; absent for a policy change.
+    /// Endpoint of a waiting delete; absent for a policy change.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub endpoint: Option<u16>,
-    /// Start, milliseconds since the Unix epoch.
+    /// Start, Unix ms.
     pub since_unix_ms: u64,
-    /// Deadline, milliseconds since the Unix epoch; the waiting operation then continues without an answer.
+    /// Deadline, Unix ms, after which the operation continues.
     pub until_unix_ms: u64,
 }
 
@@ -175,11 +174,11 @@ pub struct ProxyCompletion {
 pub struct PolicyRedirect {
     /// Proxy port on the node.
     pub port: u16,
-    /// Allowed requests in words, as in [`ProxyListener::passes`].
+    /// Allowed requests, as `passes` of `ProxyListener`.
     pub passes: Vec<String>,
-    /// Whether connections pass uninspected while no proxy serves (`failOpen`); otherwise they are dropped.
+    /// As `fails_open` of `ProxyListener`.
     pub fails_open: bool,
-    /// Why the proxy does not serve the flow; absent when it does.
+    /// Why the proxy does not serve the flow, if so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Self-check of endpoints: test packets through their programs, and the results.
+//! Self-check of endpoints with test packets.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
@@ -8,31 +8,31 @@ use crate::Health;
 /// A test packet and its result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SelfCheckCase {
-    /// Name: `to-gateway-ipv4`, `false-source-mac-ipv6`, ... (listed in docs/selfcheck.md).
+    /// `to-gateway-ipv4`, `false-source-mac-ipv6`, ... (docs/selfcheck.md).
     pub name: String,
     /// Expected verdict and counters.
     pub expected: String,
     /// Actual verdict and counters.
     pub got: String,
-    /// Whether `expected` and `got` are equal.
+    /// Whether both are equal.
     pub ok: bool,
 }
 
-/// A confirmed, current mismatch.
+/// A confirmed mismatch.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SelfCheckAlarm {
-    /// Start, milliseconds since the Unix epoch.
+    /// Start, Unix ms.
     pub since_unix_ms: u64,
     /// Action taken.
     pub done: String,
 }
 
-/// The self-check of an endpoint.
+/// Self-check of an endpoint.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SelfCheck {
-    /// `ok`, `failing`, or `pending` before the first result.
+    /// `ok`, `failing`, or `pending` before a result.
     pub state: Health,
-    /// Time of the test packets, milliseconds since the Unix epoch; absent before the first.
+    /// Time of the test packets, Unix ms, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checked_unix_ms: Option<u64>,
     /// The test packets.

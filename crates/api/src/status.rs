@@ -1,4 +1,4 @@
-//! Body of `GET /v1/healthz`: all data of `wharf status`.
+//! Status of the agent.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -7,7 +7,7 @@ use utoipa::ToSchema;
 
 use crate::{BpfMap, DelegateStatus, Health, PoolView, ProxyRequests, ProxyState};
 
-/// A part of the agent in `wharf status`.
+/// A component of the agent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ComponentStatus {
     /// `store`, `datapath`, `ipam`, `proxy`, ...
@@ -16,11 +16,10 @@ pub struct ComponentStatus {
     pub health: Health,
     /// Description.
     pub message: String,
-    /// Age of this status, milliseconds: set while the component does not answer and its last status is shown. Health
-    /// is then at least degraded.
+    /// Age of this status in milliseconds while the component does not answer. Health is then at least degraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_ms: Option<u64>,
-    /// Health that readiness follows: ignores containers that use up their shares of the node's pools. Absent when
+    /// Health for readiness, without containers that exhaust their shares of the node's pools; absent when equal to
     /// equal to `health`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_containers: Option<Health>,
@@ -46,15 +45,15 @@ impl ComponentStatus {
     }
 }
 
-/// Verdict for scripts: the word of `wharf status --brief` and `GET /v1/healthz?brief=true`.
+/// Verdict for scripts, as `wharf status --brief` prints it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
-    /// The agent serves, and all parts are healthy.
+    /// Serving and healthy.
     Ok,
-    /// The agent serves, and some part is unhealthy.
+    /// Serving, but partly unhealthy.
     Degraded,
-    /// The agent does not serve, or a part fails.
+    /// Not serving, or failing.
     Down,
 }
 
@@ -70,65 +69,64 @@ impl Verdict {
     }
 }
 
-/// How containers are connected on this node.
+/// Container networking of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NetworkStatus {
-    /// Kind of link between container and node.
+    /// Kind of container link.
     pub device_mode: String,
-    /// Routing on the node and off it.
+    /// Routing on and off the node.
     pub routing: String,
-    /// Whether source addresses are translated when packets leave the node.
+    /// Source address translation for packets that leave the node.
     pub masquerading: String,
-    /// Kernel connection tracking, used for masquerading; absent while the node does not masquerade.
+    /// Kernel connection tracking for masquerading; absent without masquerading.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub connections: Option<ConnectionStatus>,
-    /// Flow tables of the programs; absent before the first collection.
+    /// Flow tables; absent before the first collection.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub flows: Option<FlowStatus>,
-    /// Default MTU of links, bytes, and its source.
+    /// Default link MTU in bytes, and its source.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub mtu: String,
 }
 
-/// Fill of the kernel's connection tracking.
+/// Fill of kernel connection tracking.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ConnectionStatus {
-    /// Connections tracked in the node's network namespace.
+    /// Connections in the node's network namespace.
     pub entries: u64,
     /// Maximum (`net.netfilter.nf_conntrack_max`).
     pub limit: u64,
 }
 
-/// Flow tables of the programs after the last collection. Counters start when the tables are created and survive
-/// restarts and upgrades.
+/// Flow tables of the programs after the last collection. Counters survive restarts and upgrades.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowStatus {
-    /// Flows used by both ends.
+    /// Flows protected from eviction.
     pub rows: u64,
     /// Capacity.
     pub limit: u64,
-    /// Flows collected because they ended.
+    /// Ended flows collected.
     pub expired: u64,
-    /// Flows collected because their endpoint was deleted.
+    /// Flows collected after deletion of their endpoint.
     pub orphaned: u64,
-    /// Packets whose flow may be evicted because its endpoint has reached its flow quota.
+    /// Packets whose flow may be evicted because of its endpoint's quota.
     pub over_quota: u64,
-    /// Packets whose flow may be evicted because the table is full.
+    /// Packets whose flow may be evicted because of a full table.
     pub no_room: u64,
-    /// Packets whose flow is untracked because its endpoint started too many flows at once.
+    /// Packets whose flow is untracked because its endpoint started too many at once.
     pub untracked: u64,
-    /// End of the collection, milliseconds since the Unix epoch.
+    /// End of the collection, Unix ms.
     pub collected_unix_ms: u64,
-    /// Duration of the collection, microseconds.
+    /// Microseconds of the collection.
     pub took_us: u64,
 }
 
-/// A controller: a function that runs repeatedly.
+/// A function that runs repeatedly.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ControllerStatus {
     /// Name.
     pub name: String,
-    /// The endpoint that it serves; absent for a controller of the node.
+    /// Endpoint; absent for a node controller.
     #[serde(default)]
     pub endpoint: Option<u16>,
     /// Successful runs.
@@ -143,64 +141,64 @@ pub struct ControllerStatus {
     pub last_failure_unix_ms: Option<u64>,
     /// Last error.
     pub last_error: Option<String>,
-    /// Interval between successful runs, milliseconds; absent when it runs on demand.
+    /// Milliseconds between successful runs; absent when run on demand.
     #[serde(default)]
     pub interval_ms: Option<u64>,
-    /// Next run, milliseconds since the Unix epoch; absent while it runs, when on demand, or when stopped.
+    /// Next run, Unix ms; absent while running, on demand, or stopped.
     #[serde(default)]
     pub next_run_unix_ms: Option<u64>,
-    /// Start of the current run, milliseconds since the Unix epoch.
+    /// Start of the current run, Unix ms.
     #[serde(default)]
     pub running_since_unix_ms: Option<u64>,
-    /// Duration of the last run, milliseconds.
+    /// Milliseconds of the last run.
     #[serde(default)]
     pub last_duration_ms: Option<u64>,
-    /// Whether the current run exceeds its expected duration.
+    /// Whether the current run takes too long.
     #[serde(default)]
     pub overdue: bool,
-    /// Whether it was stopped and will not run again.
+    /// Whether it has stopped permanently.
     #[serde(default)]
     pub stopped: bool,
 }
 
 impl ControllerStatus {
-    /// Whether its last run failed, or the current one is overdue.
+    /// Whether the last run failed or the current run is overdue.
     #[must_use]
     pub fn is_unwell(&self) -> bool {
         self.consecutive_failures > 0 || self.overdue
     }
 }
 
-/// The deletion queue: records of shims that did not reach the agent.
+/// Deletion queue: records of shims that did not reach the agent.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DeletionQueueStatus {
     /// Waiting records.
     pub records: u64,
-    /// Age of the oldest record, milliseconds; 0 without records.
+    /// Milliseconds since the oldest record; 0 without records.
     pub oldest_age_ms: u64,
-    /// Unusable records set aside since start.
+    /// Unusable records since start.
     pub unusable: u64,
-    /// Processed records since start, with the canary.
+    /// Processed records since start, including the canary.
     pub drained: u64,
-    /// Result of the canary of this start.
+    /// Result of the canary.
     pub canary: String,
 }
 
-/// CNI commands since the agent's start, including those that the plugin reported later.
+/// CNI commands since the agent's start, including later reports.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CommandStatus {
     /// Successful commands.
     pub succeeded: u64,
     /// Failed commands.
     pub failed: u64,
-    /// DELs that succeeded with a durable record, to be processed later.
+    /// Successful DELs with a durable record for later processing.
     pub deferred: u64,
     /// Last failed command.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_failure: Option<CommandFailure>,
 }
 
-/// A failed CNI command. A name is empty if the command has none.
+/// A failed CNI command. Missing names are empty.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct CommandFailure {
     /// `ADD`, `DEL`, `CHECK` or `GC`.
@@ -217,11 +215,11 @@ pub struct CommandFailure {
     pub pod_namespace: String,
     /// Reason.
     pub message: String,
-    /// End, milliseconds since the Unix epoch.
+    /// End, Unix ms.
     pub ended_unix_ms: u64,
 }
 
-/// A step that exceeds its time limit.
+/// A step beyond its time limit.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StuckStep {
     /// Endpoint id.
@@ -230,9 +228,9 @@ pub struct StuckStep {
     pub attachment: String,
     /// Step.
     pub step: String,
-    /// Duration so far, milliseconds.
+    /// Milliseconds so far.
     pub for_ms: u64,
-    /// Time limit, milliseconds.
+    /// Limit in milliseconds.
     pub bound_ms: u64,
 }
 
@@ -245,13 +243,13 @@ pub struct AdmissionStatus {
     pub running: u64,
     /// Running deletes.
     pub deletes: u64,
-    /// Measured time between the ends of two queued creates, milliseconds.
+    /// Measured milliseconds between completions of queued creates.
     pub cost_ms: u64,
-    /// Creates refused since start because their wait would have been too long.
+    /// Creates rejected since start because of their expected wait.
     pub refused: u64,
 }
 
-/// A released address that cannot be leased yet.
+/// A released address that is not available yet.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RestingAddress {
     /// Address.
@@ -261,9 +259,9 @@ pub struct RestingAddress {
     pub pool: String,
     /// Last owner.
     pub last_owner: String,
-    /// Time of the release, milliseconds since the Unix epoch.
+    /// Release, Unix ms.
     pub since_unix_ms: u64,
-    /// Why it is still not free after its rest.
+    /// Why it is unavailable after its rest.
     pub blocked: Option<String>,
 }
 
@@ -281,7 +279,7 @@ pub struct QuarantinedRecord {
     pub since_unix_ms: u64,
 }
 
-/// Kernel features.
+/// Kernel features of the node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct KernelStatus {
     /// `uname -r`.
@@ -295,7 +293,7 @@ pub struct KernelStatus {
 /// Summary of the proxy.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyStatus {
-    /// False while there is no proxy and no rule needs one.
+    /// False without a proxy and without rules that need it.
     pub enabled: bool,
     /// Redirects in force.
     pub redirects: u64,
@@ -315,21 +313,21 @@ pub struct ProxyStatus {
     /// Restarts of Envoy since the agent's start.
     #[serde(default)]
     pub restarts: u64,
-    /// Request records dropped because the agent read them too slowly.
+    /// Request records lost because the agent read too slowly.
     #[serde(default)]
     pub records_lost: u64,
     /// Requests by verdict.
     #[serde(default)]
     pub requests: ProxyRequests,
-    /// Addresses of DNS names that containers resolved.
+    /// Addresses of resolved DNS names.
     #[serde(default)]
     pub name_addresses: u64,
 }
 
-/// Body of `GET /v1/healthz`: all data of `wharf status`. Status 200 while the agent serves, else 503.
+/// Agent status. HTTP status 200 while serving, otherwise 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentStatus {
-    /// The worst of the components.
+    /// Worst of the components.
     pub overall: Health,
     /// Whether the agent accepts new endpoints.
     pub serving: bool,
@@ -339,9 +337,9 @@ pub struct AgentStatus {
     pub abi_version: u32,
     /// Node name.
     pub node_name: String,
-    /// Process id.
+    /// Process id of the agent.
     pub pid: u32,
-    /// Milliseconds since the agent started.
+    /// Milliseconds since the agent's start.
     pub uptime_ms: u64,
     /// Router addresses.
     #[schema(value_type = Vec<String>)]
@@ -353,9 +351,9 @@ pub struct AgentStatus {
     pub network: NetworkStatus,
     /// Components.
     pub components: Vec<ComponentStatus>,
-    /// Controllers of the node, and endpoint controllers that fail or are overdue; all with `?all-controllers=true`.
+    /// Node controllers, and endpoint controllers that fail or are overdue; all with `?all-controllers=true`.
     pub controllers: Vec<ControllerStatus>,
-    /// Number of controllers of the node and of endpoints.
+    /// Number of all controllers.
     #[serde(default)]
     pub controllers_total: u64,
     /// Number of failing or overdue controllers.
@@ -365,7 +363,7 @@ pub struct AgentStatus {
     pub ipam: Vec<PoolView>,
     /// Endpoints by state.
     pub endpoints: BTreeMap<String, u64>,
-    /// Steps that exceed their time limits.
+    /// Steps beyond their time limits.
     #[serde(default)]
     pub stuck: Vec<StuckStep>,
     /// Quarantined records.
@@ -380,21 +378,21 @@ pub struct AgentStatus {
     /// Admission of creates.
     #[serde(default)]
     pub admission: AdmissionStatus,
-    /// Remaining findings of the last leak audit; absent before the first.
+    /// Remaining findings of the last audit, if any.
     #[serde(default)]
     pub audit_findings: Option<u64>,
-    /// Rejected transitions of state machines since start.
+    /// Rejected state transitions since start.
     pub refused_transitions: u64,
-    /// Shared maps, and the sum of the per-endpoint maps.
+    /// Shared maps, and the sum of per-endpoint maps.
     pub bpf_maps: Vec<BpfMap>,
     /// Programs verified in advance.
     pub prepared: PreparedStatus,
     /// Proxy.
     pub proxy: ProxyStatus,
-    /// The service that makes the network instead of the agent; only in delegated mode.
+    /// Network service in delegated mode.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delegate: Option<DelegateStatus>,
-    /// Resident memory of the agent, bytes.
+    /// Resident memory in bytes.
     pub resident_bytes: u64,
     /// Whether the admin thread answered instead of the API.
     #[serde(default)]
@@ -402,14 +400,14 @@ pub struct AgentStatus {
 }
 
 impl AgentStatus {
-    /// Verdict for scripts. A pending part (unknown or not applicable) is no fault.
+    /// Verdict for scripts. [`Health::Pending`] is no fault.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         self.verdict_on(self.overall)
     }
 
-    /// [`Self::verdict`] for a readiness probe: ignores containers that use up their shares of the node's pools, so
-    /// that a container cannot make the node unready.
+    /// [`Self::verdict`] for a readiness probe: a container that exhausts its shares of the node's pools cannot make
+    /// the node unready.
     #[must_use]
     pub fn readiness(&self) -> Verdict {
         let of_components = self.components.iter().map(ComponentStatus::readiness).max().unwrap_or(Health::Ok);
@@ -433,9 +431,9 @@ impl AgentStatus {
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct StatusQuery {
-    /// Answer with one word as plain text, see `Verdict`.
+    /// Answer with one `Verdict` word as plain text.
     pub brief: Option<bool>,
-    /// Every controller of every endpoint.
+    /// Include all endpoint controllers.
     pub all_controllers: Option<bool>,
 }
 

@@ -31,7 +31,7 @@ struct Row {
     router_addresses: Vec<Spanned<String>>,
 }
 
-/// Why a file is refused, with the line.
+/// Why a file is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("line {line}: {why}")]
 pub struct FileError {

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 pub const MAX_NODES: usize = 8_192;
 /// Items of each list of a node.
 pub const MAX_OF_NODE: usize = 8;
-/// Bytes; as of a DNS name.
+/// Bytes, as of a DNS name.
 pub(crate) const MAX_NAME: usize = 253;
 
 /// A node.
@@ -22,19 +22,19 @@ pub struct NodeRow {
     pub name: String,
     /// Where other nodes reach it; at least one.
     pub addresses: Vec<IpAddr>,
-    /// Its containers have addresses of these.
+    /// Contain its containers' addresses.
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses of its health endpoint, each in a pod CIDR of the node.
+    /// In the node's pod CIDRs.
     pub health_addresses: Vec<IpAddr>,
-    /// Gateways of its containers, each in a pod CIDR of the node. The node itself sends from them over the overlay.
+    /// Gateways of its containers, in its pod CIDRs. The node itself sends from them over the overlay.
     pub router_addresses: Vec<IpAddr>,
 }
 
-/// Nodes that follow the rules: names and addresses are unique, CIDRs do not overlap.
+/// Nodes with unique names and addresses, and CIDRs that do not overlap.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Nodes(Vec<NodeRow>);
 
-/// Which part of a row is refused.
+/// The refused part of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// Name.
@@ -43,7 +43,7 @@ pub enum Part {
     Address(usize),
     /// CIDR, by index.
     Cidr(usize),
-    /// Address of the health endpoint, by index.
+    /// Health address, by index.
     Health(usize),
     /// Router address, by index.
     Router(usize),
@@ -135,7 +135,7 @@ impl Nodes {
         Ok(Self(rows))
     }
 
-    /// In the order of the list.
+    /// In list order.
     pub fn iter(&self) -> impl Iterator<Item = &NodeRow> {
         self.0.iter()
     }
@@ -146,7 +146,7 @@ impl Nodes {
         self.0.iter().find(|node| node.name == name)
     }
 
-    /// The node whose pod CIDR or own address this is.
+    /// The node with this address, or with its pod CIDR.
     #[must_use]
     pub fn of_address(&self, address: IpAddr) -> Option<&NodeRow> {
         let has = |node: &&NodeRow| node.addresses.contains(&address) || is_in(&node.pod_cidrs, address);
@@ -154,7 +154,7 @@ impl Nodes {
     }
 }
 
-/// Of the addresses in the node's pod CIDRs. No other node has them, because pod CIDRs do not overlap.
+/// Checks addresses in the node's pod CIDRs. No other node has them, because pod CIDRs do not overlap.
 fn inner_problem(node: &NodeRow) -> Option<(Part, String)> {
     let health = node.health_addresses.iter().enumerate().map(|(i, address)| (Part::Health(i), *address));
     let routers = node.router_addresses.iter().enumerate().map(|(i, address)| (Part::Router(i), *address));
@@ -173,13 +173,12 @@ fn inner_problem(node: &NodeRow) -> Option<(Part, String)> {
     })
 }
 
-/// The CIDR that overlaps `net`. The CIDRs do not overlap: it is directly before or after `net`.
+/// The CIDR that overlaps `net`: directly before or after it, because `cidrs` do not overlap.
 fn sharing<'a>(cidrs: &BTreeMap<IpNet, &'a str>, net: IpNet) -> Option<(IpNet, &'a str)> {
     let around = cidrs.range(..=net).next_back().into_iter().chain(cidrs.range(net..).next());
     around.map(|(other, owner)| (*other, *owner)).find(|(other, _)| overlap(other, &net))
 }
 
-/// `what`: as `a node's name`.
 pub(crate) fn name_problem(what: &str, name: &str) -> Option<String> {
     let allowed = |b: u8| b.is_ascii_alphanumeric() || matches!(b, b'.' | b'-' | b'_');
     let bad = name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(allowed);

@@ -1,17 +1,16 @@
 //! Direct paths to other nodes, with `--routing auto`. Some networks deliver packets only for the nodes' own addresses.
 //!
-//! A path is probed until it has a verdict, which stays until the row of the other node or the addresses of this node's
-//! row change. A router address also fails to answer before its agent's first start after a boot. So the router address
-//! of a node whose path fails gets a route by the overlay on *trial*: an answer shows that the address exists and that
-//! the overlay works, and the direct path is tested once more. Without an answer, the next trial needs twice as many
-//! failures. Containers' packets take the direct path until it is refused. Only refusals survive a restart
-//! ([`Refusals`]).
+//! A path is probed until it has a verdict, valid for the other node's row and this node's addresses. A router address
+//! also fails to answer before its agent's first start after a boot. So a failing path's router address first gets an
+//! overlay route, on *trial*: an answer proves that the address and the overlay work, and the direct path is tested
+//! again. Without an answer, the next trial requires twice the failures. Containers' packets take the direct path until
+//! it is refused. Only refusals survive a restart ([`Refusals`]).
 //!
 //! | state | route of the router address | next state |
 //! |---|---|---|
-//! | direct | direct | trial, after failures in a row of a path |
-//! | trial | overlay | test, after an answer; direct, after failures in a row |
-//! | test | direct | refused, after failures in a row; a path that answers is trusted |
+//! | direct | direct | trial, after consecutive failures of a path |
+//! | trial | overlay | test, after an answer; direct, after consecutive failures |
+//! | test | direct | refused, after consecutive failures; a path that answers is trusted |
 //! | refused | overlay | |
 
 use std::{
@@ -27,20 +26,20 @@ use crate::{
     routes::Destination,
 };
 
-/// Failed probes in a row that refuse a path.
+/// Consecutive failed probes that refuse a path.
 pub const FAILURES: u32 = 3;
 
-/// Failed probes in a row that end a trial. The other node answers by the overlay only during its own trial, which
+/// Consecutive failed probes that end a trial. The other node answers by the overlay only during its own trial, which
 /// begins at another time, or after its verdict.
 const TRIAL_FAILURES: u32 = 8;
 
-/// Trials that double the number of failures: a trial at most every 192 probes.
+/// Doublings of the failures: at most one trial in 192 probes.
 const MAX_DOUBLED: u32 = 6;
 
 /// Why packets to a near node take the overlay.
 pub const REFUSED: &str = "the direct path does not carry containers' addresses";
 
-/// Nodes to which packets take the overlay although a direct path exists, with the reason.
+/// Nodes reached by the overlay despite a direct path, with the reason.
 pub type Detours = BTreeMap<String, &'static str>;
 
 /// A direct path to another node, in one family.
@@ -48,15 +47,15 @@ pub type Detours = BTreeMap<String, &'static str>;
 pub struct Path {
     /// The other node.
     pub node: String,
-    /// A router address of this node.
+    /// This node's router address.
     pub from: IpAddr,
-    /// A router address of the other node. Its kernel answers also without an agent.
+    /// The other node's router address. Its kernel answers without an agent.
     pub router: IpAddr,
-    /// The next hop: an address of the other node.
+    /// Next hop: an address of the other node.
     pub hop: IpAddr,
 }
 
-/// The results of a probe; `None` if a packet was not sent.
+/// Results of a probe; `None` for an unsent packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Probed {
     /// Probed path.
@@ -77,7 +76,7 @@ enum State {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// So many times in a row.
+    /// Number of consecutive failures.
     Failed(u32),
     Trusted,
 }
@@ -86,11 +85,11 @@ enum Verdict {
 struct Known {
     row: NodeRow,
     state: State,
-    /// Of this state.
+    /// In this state.
     paths: BTreeMap<Path, Verdict>,
     /// Trials without an answer.
     trials: u32,
-    /// The state is new: the results of the round were sent by either route.
+    /// The state is new: either route may have carried this round's probes.
     is_new: bool,
 }
 
@@ -99,7 +98,7 @@ impl Known {
         Self { row: row.clone(), state: State::Direct, paths: BTreeMap::new(), trials: 0, is_new: false }
     }
 
-    /// Failures in a row that end the state.
+    /// Consecutive failures that end the state.
     fn failures(&self) -> u32 {
         match self.state {
             State::Direct => FAILURES << self.trials.min(MAX_DOUBLED),
@@ -110,7 +109,6 @@ impl Known {
 
     fn enter(&mut self, state: State) {
         (self.state, self.is_new) = (state, true);
-        // An answer stays an answer of that path.
         self.paths.retain(|_, verdict| *verdict == Verdict::Trusted);
     }
 
@@ -147,19 +145,19 @@ impl Known {
     }
 }
 
-/// Refused paths, for the next start. Void for another row of the other node, or other addresses of this node's row.
+/// Refused paths, for the next start. Void for another row of the other node, or other addresses of this node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refusals {
-    /// Addresses of this node's row; empty without a refused path.
+    /// This node's addresses; empty without a refused path.
     own: Vec<IpAddr>,
-    /// Rows of the other nodes, by name.
+    /// Other nodes' rows, by name.
     nodes: Vec<NodeRow>,
 }
 
-/// Verdicts by the other node's name.
+/// Verdicts by node name.
 #[derive(Debug, Clone, Default)]
 pub struct Verdicts {
-    /// Addresses of this node's row.
+    /// This node's addresses.
     own: Vec<IpAddr>,
     nodes: BTreeMap<String, Known>,
 }
@@ -169,7 +167,7 @@ fn by_name(nodes: &Nodes) -> BTreeMap<&str, &NodeRow> {
 }
 
 impl Verdicts {
-    /// With the refusals of an earlier start. The first [`Verdicts::follow`] forgets the void ones.
+    /// Restores an earlier start's refusals. The first [`Verdicts::follow`] forgets void ones.
     #[must_use]
     pub fn restore(Refusals { own, nodes }: Refusals) -> Self {
         let known = |row: NodeRow| (row.name.clone(), Known { state: State::Refused, ..Known::new(&row) });
@@ -195,7 +193,7 @@ impl Verdicts {
         self.nodes.values().filter(|known| known.state == State::Refused).map(|known| &known.row)
     }
 
-    /// Forgets verdicts of other rows, and all of them if this node's row lists other addresses. `own`: of its row.
+    /// Forgets verdicts for changed rows, or all if this node's addresses (`own`) changed.
     pub fn follow(&mut self, nodes: &Nodes, own: &[IpAddr]) {
         if self.own != own {
             *self = Self { own: own.to_vec(), nodes: BTreeMap::new() };
@@ -205,8 +203,8 @@ impl Verdicts {
         self.nodes.retain(|name, known| rows.get(name.as_str()).is_some_and(|row| **row == known.row));
     }
 
-    /// Paths without a verdict. A node without router addresses has none. `trials`: routes of trials that
-    /// the kernel has; a path whose state has another route is not open yet. `routers`: of this node.
+    /// Paths without a verdict, to nodes with router addresses. `trials`: the kernel's trial routes; a path whose state
+    /// requires another route is excluded. `routers`: this node's.
     #[must_use]
     pub fn open(
         &self,
@@ -234,7 +232,7 @@ impl Verdicts {
         self.nodes.get(&path.node).is_some_and(|known| known.paths.get(path) == Some(&Verdict::Trusted))
     }
 
-    /// Routes of a trial, to router addresses. `overlaid`: the destinations if the nodes on trial were refused.
+    /// Trial routes to router addresses. `overlaid`: the destinations if the nodes on trial were refused.
     #[must_use]
     pub fn trial_routes(nodes: &Nodes, trials: &Detours, overlaid: &[Destination]) -> Vec<PeerRoute> {
         let rows = by_name(nodes);
@@ -246,14 +244,14 @@ impl Verdicts {
         overlaid.iter().filter_map(route).collect()
     }
 
-    /// Takes the results of a round of probes. Returns true if routes change.
+    /// Takes results of a round of probes. Returns whether routes change.
     pub fn judge(&mut self, nodes: &Nodes, probed: &[Probed]) -> bool {
         let rows = by_name(nodes);
         let (mut changed, mut renewed) = (BTreeSet::new(), BTreeSet::new());
         for probed in probed {
             let path = &probed.path;
             let Some(row) = rows.get(path.node.as_str()) else { continue };
-            // The row has changed since the probe was sent.
+            // The row changed after the probe was sent.
             if !row.router_addresses.contains(&path.router) || !row.addresses.contains(&path.hop) {
                 continue;
             }
@@ -274,7 +272,7 @@ impl Verdicts {
         !changed.is_empty()
     }
 
-    /// Nodes to which packets take the overlay.
+    /// Nodes that packets reach by the overlay.
     #[must_use]
     pub fn detours(&self) -> Detours {
         self.refused().map(|row| (row.name.clone(), REFUSED)).collect()
@@ -314,7 +312,6 @@ mod tests {
         Nodes::new(rows).expect("nodes")
     }
 
-    /// Direct routes to all other nodes.
     fn direct(nodes: &Nodes) -> Vec<Destination> {
         let to = |row: &NodeRow| {
             let ways = row.pod_cidrs.iter().zip(&row.addresses);
@@ -387,7 +384,7 @@ mod tests {
         let [v4, v6] = open(&verdicts).try_into().expect("paths");
         verdicts.judge(&nodes(), &results(&v4, Some(true), Some(false)));
         assert_eq!(open(&verdicts), std::slice::from_ref(&v6));
-        // A failure counts only while the next hop answers, and only in a row.
+        // A failure counts only while the next hop answers.
         for (router, hop) in [LOST, LOST, (Some(false), Some(false)), LOST, LOST, (None, Some(true)), LOST, LOST] {
             assert!(!verdicts.judge(&nodes(), &results(&v6, router, hop)));
         }
@@ -405,7 +402,6 @@ mod tests {
         );
     }
 
-    /// Of node b: by a trial with an answer, and another test.
     fn refused() -> Verdicts {
         let mut verdicts = Verdicts::default();
         verdicts.follow(&nodes(), &[ip("192.0.2.1")]);

@@ -1,25 +1,24 @@
-//! The pools of a node that takes them from its own row.
+//! Pools from the node's row.
 
 use std::collections::BTreeSet;
 
 use ipnet::IpNet;
 
-/// Least time between two restarts for other pools, milliseconds: a producer that changes its mind must not keep the
-/// agent restarting.
+/// Minimum milliseconds between restarts, so that a frequently changing row does not keep the agent restarting.
 pub const BETWEEN_RESTARTS_MS: u64 = 30_000;
 
-/// What a node does about the pod CIDRs of its row.
+/// Reaction to the row's pod CIDRs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Decision {
-    /// The pools in use stay.
+    /// Keep the pools.
     Keep,
-    /// The last restart for other pools is too recent: the next one may follow after this time, milliseconds.
+    /// Wait this many milliseconds after a recent restart.
     Wait(u64),
-    /// Restart with the pod CIDRs of the row as pools.
+    /// Restart with the row's pod CIDRs as pools.
     Restart,
 }
 
-/// A row without pod CIDRs changes nothing. `since_ms`: time since the last restart for other pools in this boot.
+/// An empty row changes nothing. `since_ms`: time since the last such restart in this boot.
 #[must_use]
 pub fn decide(row: &[IpNet], in_use: &[IpNet], since_ms: Option<u64>) -> Decision {
     if row.is_empty() || are_the_same(row, in_use) {
@@ -31,7 +30,7 @@ pub fn decide(row: &[IpNet], in_use: &[IpNet], since_ms: Option<u64>) -> Decisio
     }
 }
 
-/// The first CIDR of each family has the router address. The order of the others has no meaning.
+/// Only the first CIDR of each family has an order: it has the router address.
 fn are_the_same(row: &[IpNet], in_use: &[IpNet]) -> bool {
     [false, true].into_iter().all(|v6| {
         let of = |cidrs: &[IpNet]| -> Vec<IpNet> {

@@ -1,4 +1,4 @@
-//! Routes to the containers of other nodes.
+//! Routes to other nodes' containers.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr};
 
@@ -14,11 +14,10 @@ use crate::{
     paths::Detours,
 };
 
-/// Which way packets take to containers of other nodes.
+/// Way of packets to other nodes' containers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Routing {
-    /// Direct to nodes in a network of this node's links, unless the path is refused ([`crate::paths`]); else by the
-    /// overlay.
+    /// Direct on this node's links, unless [`crate::paths`] refuses the path; else by the overlay.
     #[default]
     Auto,
     /// Direct, or not at all.
@@ -30,20 +29,20 @@ pub enum Routing {
 /// Why a pod CIDR has no route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unrouted {
-    /// A container of this node could have the address of another node's.
+    /// It overlaps a pool of this node.
     Pool(IpNet),
-    /// A service could have the address of a container.
+    /// It overlaps a range of services.
     Services(IpNet),
     /// The route would hide a network of this node.
     Network(NodeNetwork),
-    /// The node's address is this node's.
+    /// This node has its node's address.
     OwnAddress(IpAddr),
-    /// No address of the CIDR's family is in a network of this node's links, and there is no overlay.
+    /// No address of the CIDR's family is on this node's links, and there is no overlay.
     NotNear,
 }
 
 impl Unrouted {
-    /// Addresses in the CIDR are this node's or of hosts on its links. A route of others to the CIDR may lead to the
+    /// This node or hosts on its links may have addresses in the CIDR. Otherwise, another program's route may reach the
     /// same containers.
     #[must_use]
     pub const fn is_conflict(&self) -> bool {
@@ -72,7 +71,7 @@ impl fmt::Display for Unrouted {
 /// A pod CIDR of another node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Destination {
-    /// Of the other node.
+    /// The other node's name.
     pub node: String,
     /// CIDR.
     pub cidr: IpNet,
@@ -80,7 +79,7 @@ pub struct Destination {
     pub via: Result<NextHop, Unrouted>,
 }
 
-/// All addresses, and the pod CIDRs of the other nodes: what this node's networks are compared with.
+/// All addresses, and other nodes' pod CIDRs, to compare with this node's networks.
 #[must_use]
 pub fn watched(nodes: &Nodes, own: &str) -> Vec<IpNet> {
     let cidrs = nodes.iter().filter(|node| node.name != own).flat_map(|node| node.pod_cidrs.iter().copied());
@@ -88,14 +87,14 @@ pub fn watched(nodes: &Nodes, own: &str) -> Vec<IpNet> {
     cidrs.chain(addresses).collect()
 }
 
-/// Addresses of this node's row that this node does not have. `networks`: as in [`destinations`].
+/// Addresses of the row that the node lacks. `networks`: as in [`destinations`].
 #[must_use]
 pub fn absent(row: &NodeRow, networks: &[NodeNetwork]) -> Vec<IpAddr> {
     row.addresses.iter().copied().filter(|address| !is_own(*address, networks)).collect()
 }
 
-/// The way to each pod CIDR of the other nodes. `networks`: this node's, as far as they share addresses with
-/// [`watched`]. `detours`: nodes whose direct paths are not used. `services`: ranges of addresses of services.
+/// The way to each pod CIDR of other nodes. `networks`: this node's that share addresses with [`watched`]. `detours`:
+/// nodes without a usable direct path. `services`: ranges of services.
 #[must_use]
 pub fn destinations(
     nodes: &Nodes,
@@ -147,7 +146,7 @@ fn conflict(
     node.addresses.iter().find(|address| is_own(**address, networks)).copied().map(Unrouted::OwnAddress)
 }
 
-/// `locals`: addresses of this node's row that this node has.
+/// `locals`: the row's addresses that this node has.
 fn next_hop(
     node: &NodeRow,
     cidr: &IpNet,
@@ -178,8 +177,8 @@ fn next_hop(
     Some(NextHop::Overlay { remote, local })
 }
 
-/// The nodes whose frames the overlay accepts; `None` if no route uses it and, with `auto`, no other end can: the other
-/// end may refuse the direct path first. A destination whose node has no row is its address's.
+/// Nodes whose frames the overlay accepts; `None` if neither end uses it: with `auto`, the other end may refuse the
+/// direct path first. A destination without a row belongs to the node with its address.
 #[must_use]
 pub fn overlay(nodes: &Nodes, own: &str, routing: Routing, destinations: &[Destination]) -> Option<Vec<OverlayNode>> {
     let is_used = |to: &&Destination| match to.via {
@@ -204,29 +203,29 @@ pub fn overlay(nodes: &Nodes, own: &str, routing: Routing, destinations: &[Desti
     Some(routed.map(|(name, (addresses, cidrs))| OverlayNode { name, addresses, cidrs }).collect())
 }
 
-/// Routes of the destinations that have one.
+/// Routes of the destinations with one.
 #[must_use]
 pub fn routes(destinations: &[Destination]) -> Vec<PeerRoute> {
     let route = |to: &Destination| to.via.as_ref().ok().map(|via| PeerRoute { to: to.cidr, via: *via });
     destinations.iter().filter_map(route).collect()
 }
 
-/// Networks of containers of other nodes, to which packets keep their source. Includes networks that a router or
-/// another program's route reaches instead of Wharf's.
+/// Other nodes' container networks, to which packets keep their source, including those that a router or another
+/// program's route reaches.
 #[must_use]
 pub fn peers(destinations: &[Destination]) -> Vec<IpNet> {
     let is_peer = |to: &&Destination| !to.via.as_ref().is_err_and(Unrouted::is_conflict);
     destinations.iter().filter(is_peer).map(|to| to.cidr).collect()
 }
 
-/// Networks of other nodes of which this node or a host on its links could have addresses.
+/// Other nodes' networks with addresses that this node or a host on its links may have.
 #[must_use]
 pub fn refused(destinations: &[Destination]) -> Vec<IpNet> {
     let is_conflict = |to: &&Destination| to.via.as_ref().is_err_and(Unrouted::is_conflict);
     destinations.iter().filter(is_conflict).map(|to| to.cidr).collect()
 }
 
-/// CIDRs of pools that this node's row does not contain: other nodes have no route to their containers.
+/// Pools' CIDRs outside this node's row: other nodes have no route to them.
 #[must_use]
 pub fn pools_outside(row: &NodeRow, pools: &[PoolConfig]) -> Vec<IpNet> {
     let inside = |pool: &IpNet| row.pod_cidrs.iter().any(|cidr| cidr.contains(pool));
@@ -307,7 +306,7 @@ mod tests {
         assert_eq!(found[2..], far);
         let found = told_by(Routing::Overlay, &["10.1.0.0/16"], &lan());
         assert_eq!(found[0], "10.2.0.0/16 overlay to 192.0.2.2 from 192.0.2.1");
-        // An address beside the other node's comes before the first.
+        // An address on the other node's link precedes the first.
         let mut networks = lan();
         networks.extend([network("192.0.2.1/32", Way::Address), network("203.0.113.1/32", Way::Address)]);
         let rows = Nodes::new(
@@ -331,14 +330,12 @@ mod tests {
         );
         assert_eq!(found[1], "fd00:2::/64 overlay to 192.0.2.2 from 192.0.2.1", "one path for both families");
         assert_eq!(found[2..], far);
-        // This node has none of the addresses of its row.
+        // This node has no address of its row.
         assert_eq!(told_by(Routing::Auto, &[], &lan()[..2])[2], "10.3.0.0/16 overlay to 198.51.100.3");
-        // The direct path to b is refused.
         let detours = Detours::from([("b".to_owned(), REFUSED)]);
         let to = destinations(&nodes(), "a", Routing::Auto, &detours, &pools(&[]), &[], &lan());
         let all_by_overlay = to.iter().all(|to| matches!(to.via, Ok(NextHop::Overlay { .. })));
         assert!(all_by_overlay, "{to:?}");
-        // A conflict is one in every mode.
         assert!(told_by(Routing::Overlay, &["10.3.0.0/16"], &lan())[2].contains("a pool of this node"));
         assert!(told_by(Routing::Overlay, &["10.3.0.0/16"], &lan())[3].contains("overlay to"));
     }

@@ -1,7 +1,5 @@
-//! The layout version of this process: [`crate::ABI_VERSION`], except in the agent of the upgrade tests.
-//!
-//! That agent loads programs of the next version, which read the second row of [`crate::map::CONFIG`]: with the other
-//! version's map they would drop every packet.
+//! The layout version of this process: [`crate::ABI_VERSION`], or the next one in upgrade tests, whose programs read
+//! the second row of [`crate::map::CONFIG`].
 
 use core::sync::atomic::{AtomicBool, Ordering};
 

@@ -1,6 +1,6 @@
 //! Verdict reasons and directions: rows of `METRICS`, fields of events. Retired numbers are not reused.
 
-/// With spare numbers: new reasons keep the map layout.
+/// With spare numbers: new reasons keep the layout.
 pub const REASONS: u32 = 32;
 
 /// Seen from the endpoint.
@@ -39,7 +39,7 @@ impl Direction {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $n:literal, $text:literal;)+) => {
-        /// A packet's verdict; numbers below [`DropReason::FIRST_DROP`] are no drops.
+        /// A packet's verdict; drops begin at [`DropReason::FIRST_DROP`].
         #[repr(u32)]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub enum DropReason { $($(#[$doc])* $name = $n,)+ }
@@ -70,9 +70,9 @@ reasons! {
     ForwardedStack = 1, "forwarded-stack";
     /// Neighbour request, answered by the program.
     NeighbourAnswered = 2, "neighbour-answered";
-    /// Not a verdict: an event lost to a full ring; the packet has another reason.
+    /// Not a verdict: an event lost to a full ring.
     EventLost = 3, "event-lost";
-    /// Not a verdict: an event over budget; the packet has another reason.
+    /// Not a verdict: an event over budget.
     EventSuppressed = 4, "event-suppressed";
     /// Passed to the proxy by a rule.
     Redirected = 5, "redirected";
@@ -88,9 +88,9 @@ reasons! {
     NeighbourSpoof = 12, "neighbour-spoof";
     /// Neighbour request for another address than the gateway.
     NeighbourUnknown = 13, "neighbour-unknown-target";
-    /// Multicast or broadcast (including MLD, RS, DAD probes and mDNS).
+    /// Multicast or broadcast, including MLD, RS, DAD probes and mDNS.
     Multicast = 14, "multicast-unsupported";
-    /// TTL or hop limit exhausted; the node's stack sends no ICMP error.
+    /// TTL or hop limit exhausted; no ICMP error is sent.
     TtlExceeded = 15, "ttl-exceeded";
     /// The endpoint is not yet or no longer live.
     EndpointNotReady = 16, "endpoint-not-ready";
@@ -116,7 +116,7 @@ reasons! {
     PolicyDenied = 26, "policy-denied";
     /// The other end's policy denies the packet.
     PeerPolicyDenied = 27, "peer-policy-denied";
-    /// No proxy socket for a redirected packet: no listener, a flow older than the rule, or an equal flow of the proxy.
+    /// No proxy socket for a redirected packet: no listener, flow older than the rule, or equal flow of the proxy.
     ProxyUnavailable = 28, "proxy-unavailable";
     /// No transport header where a rule with ports could decide; or a first fragment lacks headers.
     UnknownTransport = 29, "transport-header-not-found";
@@ -135,7 +135,7 @@ impl DropReason {
         self as u32 >= Self::FIRST_DROP
     }
 
-    /// False for counts of events. The sum over verdicts is every packet seen.
+    /// False for counts of events; the sum over verdicts is every packet.
     #[inline(always)]
     #[must_use]
     pub const fn is_verdict(self) -> bool {

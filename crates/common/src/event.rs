@@ -50,14 +50,14 @@ pub struct Event {
     pub source: [u8; 16],
     /// Like `source`.
     pub destination: [u8; 16],
-    /// Source port (TCP, UDP), type and code (ICMP, ICMPv6), or operation (ARP); network byte order. Zero in later
+    /// Source port (TCP, UDP), type and code (ICMP, ICMPv6) or operation (ARP), network byte order; zero in later
     /// fragments.
     pub source_port: [u8; 2],
     /// Destination port (TCP, UDP) or zero; network byte order.
     pub destination_port: [u8; 2],
     /// Network byte order.
     pub ethertype: [u8; 2],
-    /// IP protocol; for IPv6 behind the extension headers, or the first unreadable one.
+    /// IP protocol; for IPv6 behind the readable extension headers.
     pub protocol: u8,
     /// Zero.
     pub _pad: u8,

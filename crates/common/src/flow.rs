@@ -1,11 +1,11 @@
-//! Flows between an endpoint and its peers: tables, and the rules of their life.
+//! Flows between an endpoint and its peers.
 //!
-//! **Both directions share one row**: the key sorts the ends, and [`FLOW_BY_HIGH`] names the initiator.
+//! Both directions share one row: the key sorts the ends, and [`FLOW_BY_HIGH`] names the initiator.
 //!
-//! A flow begins as *recent* in [`crate::map::FLOWS`]. It becomes *kept* when the initiator continues after an answer:
-//! forged packets never achieve that. After [`crate::map::FLOWS_SHARE`] newer flows, an endpoint's oldest recent flow
-//! moves to [`crate::map::FLOWS_NEW`], where it can still become kept. Collection removes rows from
-//! [`crate::map::FLOWS`] that are over.
+//! A flow begins as *recent* in [`crate::map::FLOWS`], and becomes *kept* when the initiator continues after an answer,
+//! which forged packets cannot achieve. After [`crate::map::FLOWS_SHARE`] newer flows of the endpoint, a recent flow
+//! moves to [`crate::map::FLOWS_NEW`], where it can still become kept. Collection removes ended flows from
+//! [`crate::map::FLOWS`].
 
 use crate::map::EndpointKey;
 
@@ -27,18 +27,17 @@ pub struct FlowKey {
     pub high_port: u16,
     /// IANA number, or [`UNKNOWN_TRANSPORT`].
     pub protocol: u8,
-    /// Type of an ICMP request, also in answers; zero for an echo and other protocols.
+    /// Type of the ICMP request, also in answers; zero for an echo and other protocols.
     pub kind: u8,
-    /// 1 for a TCP connection of the proxy in a client's name, else zero. The client can use the same ports for a
-    /// connection to the same server.
+    /// 1 for a TCP connection of the proxy in a client's name, else zero: the client may use the same ports.
     pub upstream: u8,
     /// Zero.
     pub _pad: u8,
 }
 
 impl FlowKey {
-    /// Nonzero hash for [`FlowUse::recent_counted`]. While a collection removes a row, flows with an equal hash begin
-    /// in [`crate::map::FLOWS_NEW`].
+    /// Nonzero hash for [`FlowUse::recent_counted`]: flows with the hash of a row in removal begin in
+    /// [`crate::map::FLOWS_NEW`].
     #[inline(always)]
     #[must_use]
     pub const fn mark(&self) -> u32 {
@@ -50,8 +49,8 @@ impl FlowKey {
 
 /// Value of [`crate::map::FLOWS`] and [`crate::map::FLOWS_NEW`].
 ///
-/// Valid while the epochs match: no endpoint inherits flows, and a delete removes no rows. Programs write single fields
-/// without a lock: after a lost flag update, the flow ends by a longer timeout.
+/// Valid while the epochs match; deleting an endpoint removes no rows. Programs write single fields without a lock; a
+/// lost flag only lengthens the flow's timeout.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -61,19 +60,19 @@ impl FlowKey {
 pub struct FlowRow {
     /// Last packet, ticks ([`TICK_SHIFT`]) since boot (CLOCK_MONOTONIC).
     pub seen: u32,
-    /// Low half of the low end's epoch; zero outside this node's endpoints.
+    /// Low half of the low end's epoch; zero for no endpoint of this node.
     pub low_epoch: u32,
     /// As `low_epoch`.
     pub high_epoch: u32,
     /// `FLOW_*` bits.
     pub flags: u16,
-    /// Endpoint charged: the initiator, or the destination of an outside flow.
+    /// Charged endpoint: the initiator, or the destination of an outside flow.
     pub owner: u16,
-    /// Of the judgement: [`crate::PolicyState::generation`] and both ends' [`crate::map::ADDRESS_GENERATIONS`], added;
-    /// zero before any policy, and for a UDP flow that an open rule passes. None decreases, so an equal sum means that
-    /// none has changed.
+    /// Of the judgement: the sum of [`crate::PolicyState::generation`] and both ends'
+    /// [`crate::map::ADDRESS_GENERATIONS`]. None decreases, so an equal sum means no change. Zero before any policy,
+    /// and for a UDP flow that an open rule passes.
     pub generation: u32,
-    /// The rule that passed it, preferably the receiver's; zero for none, or with [`crate::policy::BY_SERVICE`], or
+    /// The rule that passed the flow, preferably the receiver's, or zero; with [`crate::policy::BY_SERVICE`]; or
     /// [`crate::policy::UNDECIDED`].
     pub rule: u32,
 }
@@ -91,8 +90,7 @@ pub const FLOW_FIN_REPLY: u16 = 1 << 4;
 /// The last packet was a reset (RST, ABORT).
 pub const FLOW_RESET: u16 = 1 << 5;
 
-/// The initiator's packets go to the proxy. Constant for a TCP connection; updated by each packet of a UDP flow's
-/// initiator.
+/// The initiator's packets go to the proxy: constant for TCP, updated by each UDP packet of the initiator.
 pub const FLOW_PROXIED: u16 = 1 << 6;
 /// The proxy began the flow in one end's name; packets to that end go to the proxy.
 pub const FLOW_UPSTREAM: u16 = 1 << 7;
@@ -100,16 +98,14 @@ pub const FLOW_UPSTREAM: u16 = 1 << 7;
 pub const FLOW_LET_IN: u16 = 1 << 8;
 /// Not kept.
 pub const FLOW_RECENT: u16 = 1 << 9;
-/// With [`FLOW_PROXIED`], for TCP: the proxy's socket is established, so packets open no uncounted connection
-/// ([`ProxyUse`]).
+/// With [`FLOW_PROXIED`], for TCP: the proxy's socket is established, so no packet opens an uncounted connection.
 pub const FLOW_ADMITTED: u16 = 1 << 10;
-/// The endpoint at one end uses an address of its source prefixes ([`crate::map::SOURCES`]), which has no row in
-/// [`crate::map::ENDPOINTS`].
+/// One end's address is in its endpoint's source prefixes ([`crate::map::SOURCES`]), not in [`crate::map::ENDPOINTS`].
 pub const FLOW_PREFIX: u16 = 1 << 11;
 /// The proxy is one end.
 pub const FLOW_OF_PROXY: u16 = FLOW_PROXIED | FLOW_UPSTREAM | FLOW_LET_IN;
 
-/// A tick is 2^this nanoseconds: 1.07 s. Programs avoid a division.
+/// A tick is 2^this nanoseconds: 1.07 s.
 pub const TICK_SHIFT: u32 = 30;
 
 /// IANA number.
@@ -123,7 +119,7 @@ pub const ICMP: u8 = 1;
 /// IANA number.
 pub const ICMPV6: u8 = 58;
 
-/// No transport header. IPv6 uses this number for the hop-by-hop header, which is skipped; IPv4 reserves it.
+/// No transport header. Also the number of IPv6's hop-by-hop header, which is skipped.
 pub const UNKNOWN_TRANSPORT: u8 = 0;
 
 /// TCP flag (RFC 9293, 3.1): closes the sender's direction.
@@ -178,7 +174,7 @@ impl FlowState {
             (Self::Established, UDP) => 180,
             (Self::Established, ICMP | ICMPV6) => 30,
             (Self::Established, _) => 600,
-            // As kernel connection tracking: the other direction can continue.
+            // As kernel connection tracking.
             (Self::Closing, _) => 120,
             (Self::Closed, _) => 10,
         }
@@ -202,7 +198,7 @@ impl FlowRow {
         }
     }
 
-    /// Ticks since the last packet; zero if another CPU saw one after `now`.
+    /// Ticks since the last packet; zero after a later packet on another CPU.
     #[inline(always)]
     #[must_use]
     pub const fn idle(&self, now: u32) -> u32 {
@@ -225,7 +221,7 @@ impl FlowRow {
         ended && signals & (SIGNAL_SYN | SIGNAL_ACK | SIGNAL_RST) == SIGNAL_SYN
     }
 
-    /// After a packet with these `SIGNAL_*` bits.
+    /// Flags after a packet with these `SIGNAL_*` bits.
     #[inline(always)]
     #[must_use]
     pub const fn flags_after(&self, signals: u8, by_high: bool) -> u16 {
@@ -262,8 +258,7 @@ pub struct FragmentKey {
     pub endpoint: u16,
     /// [`crate::Direction`] of the hook.
     pub direction: u8,
-    /// RFC 791, 3.2. Zero for IPv6: identifications belong to the address pair (RFC 8200, 4.5), and later fragments
-    /// lack the protocol.
+    /// RFC 791, 3.2. Zero for IPv6, whose later fragments lack it (RFC 8200, 4.5).
     pub protocol: u8,
 }
 
@@ -322,7 +317,7 @@ pub struct FlowUse {
     pub tick: u32,
     /// Flows begun in that tick.
     pub begun: u32,
-    /// Recent rows. Racing CPUs can leave it negative until the next collection.
+    /// Recent rows; racing CPUs can leave it negative until the next collection.
     pub recent: u32,
     /// Like `counted`. Row 0: [`FlowKey::mark`] of the row being removed, or zero.
     pub recent_counted: u32,
@@ -340,10 +335,9 @@ pub struct FlowUse {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct ProxyUse {
-    /// Admitted packets that could open a connection; wraps. Written only by programs. Row 0: all endpoints.
+    /// Admitted packets that could open a connection; wraps. Written by programs. Row 0: all endpoints.
     pub opened: u32,
-    /// `opened` from which packets are dropped. Written only by user space. Row 0: the last tick in which limits are
-    /// enforced.
+    /// `opened` from which packets drop. Written only by user space. Row 0: last tick in which limits are enforced.
     pub limit: u32,
 }
 

@@ -1,8 +1,8 @@
 //! Types shared byte for byte by BPF programs and user space.
 //!
-//! All are `#[repr(C)]` with explicit padding: x86-64 and BPF agree on offsets, and map keys have no uninitialised
-//! byte. Addresses and ports are in **network byte order**, other integers in host order. A change of a layout, a map's
-//! kind, its rows' meaning or a reason's number changes [`ABI_VERSION`].
+//! All are `#[repr(C)]` with explicit padding: offsets agree, and map keys have no uninitialised byte. Addresses and
+//! ports are in **network byte order**, other integers in host order. A change of a layout, a map's kind, its rows'
+//! meaning or a reason's number changes [`ABI_VERSION`].
 #![no_std]
 
 #[cfg(feature = "user")]
@@ -25,7 +25,7 @@ pub use map::{
 pub use policy::{CellKey, CellRow, PeerRow, PolicyState, PortKey, SetsRow};
 pub use test_packet::TestReport;
 
-/// Version of every layout. Pins are in `<bpffs>/wharf/v<ABI_VERSION>`: no program opens another version's map.
+/// Version of every layout. Pins are in `<bpffs>/wharf/v<ABI_VERSION>`: programs open only maps of their version.
 ///
 /// | version | change |
 /// |---|---|
@@ -36,13 +36,13 @@ pub use test_packet::TestReport;
 /// | 5 | [`map::SOURCES`], [`map::FLAG_SOURCES`], [`flow::FLOW_PREFIX`] |
 /// | 6 | [`map::ADDRESS_GENERATIONS`]; [`map::IPCACHE`] has four times the rows |
 ///
-/// The feature `next-abi` builds the next version for upgrade tests, with another layout of [`map::CONFIG`]. User space
+/// Feature `next-abi` builds the next version for upgrade tests, with another layout of [`map::CONFIG`]. User space
 /// reads the version from `abi`.
 pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
 
 const CURRENT_VERSION: u32 = 6;
 
-/// Ids start at 1; 0 means "none". Bounds [`map::CALLS`]; twice this bounds [`map::ENDPOINTS`].
+/// Ids start at 1; 0 means "none".
 pub const MAX_ENDPOINT_ID: u32 = 16_383;
 
 /// Allows copies of these types from and to map memory.

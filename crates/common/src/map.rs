@@ -1,33 +1,33 @@
-//! Map names, keys and values. A plain hash is not preallocated: it uses memory only for its rows. The maps from
-//! `CONFIG` on exist once per endpoint, the others once per node.
+//! Map names, keys and values. Plain hashes are not preallocated. The maps from `CONFIG` on exist per endpoint, the
+//! others per node.
 
 use crate::Direction;
 
-/// Hash, [`EndpointKey`] to [`EndpointRow`]: one exact lookup decides local delivery.
+/// Hash, [`EndpointKey`] to [`EndpointRow`]: one exact lookup for local delivery.
 pub const ENDPOINTS: &str = "ENDPOINTS";
-/// Program array by endpoint id: `deliver` polices the receiver's packets; an empty slot drops.
+/// Program array of `deliver` by endpoint id; an empty slot drops.
 pub const CALLS: &str = "CALLS";
-/// Program array by [`NodeCall`]: shared programs are verified once; an empty slot returns to the caller.
+/// Program array by [`NodeCall`]: programs verified once per node; an empty slot returns to the caller.
 pub const NODE_CALLS: &str = "NODE_CALLS";
-/// Array of [`EndpointProfile`] by endpoint id, written by `deliver` for node programs. A row per CPU would need a
-/// guard against other runs on that CPU. Row 0: ifindex and MAC (`host_mac`) of the link that turns packets back to the
-/// proxy; zero without redirects.
+/// Array of [`EndpointProfile`] by endpoint id, written by `deliver` for node programs. Not per CPU: runs on one CPU
+/// can interleave. Row 0: ifindex and `host_mac` of the link that turns packets back to the proxy; zero without
+/// redirects.
 pub const PROFILES: &str = "PROFILES";
-/// Ring buffer of [`crate::Event`]: ordered across CPUs. When full, events count as lost, and no program blocks.
+/// Ring buffer of [`crate::Event`], ordered across CPUs. When it is full, events only count as lost.
 pub const EVENTS: &str = "EVENTS";
 /// LRU hash, [`StackPathKey`] to [`StackPathRow`]. A row per pair and service: no flood of flows evicts it.
 pub const STACK_PATHS: &str = "STACK_PATHS";
-/// Array of epochs by endpoint id: endpoints with rows in [`STACK_PATHS`]; others skip the lookup.
+/// Array of epochs by endpoint id, of endpoints with rows in [`STACK_PATHS`]; others skip the lookup.
 pub const STACK_USERS: &str = "STACK_USERS";
-/// Hash, host ifindex of a link (`u32`) to [`SourcesRow`]: only endpoints with [`FLAG_SOURCES`] have a row.
+/// Hash, host ifindex (`u32`) to [`SourcesRow`], for endpoints with [`FLAG_SOURCES`].
 pub const SOURCES: &str = "SOURCES";
 /// Hash, [`crate::FlowKey`] to [`crate::FlowRow`]: kept and recent flows, without eviction.
 pub const FLOWS: &str = "FLOWS";
-/// Hash, endpoint id and place to [`crate::FlowKey`]: order of recent flows; the kernel's LRU has no order per owner.
+/// Hash, endpoint id and place to [`crate::FlowKey`]: recent flows in order per owner, which an LRU hash lacks.
 pub const FLOWS_RECENT: &str = "FLOWS_RECENT";
 /// LRU hash, as [`FLOWS`]: older one-way flows of all endpoints.
 pub const FLOWS_NEW: &str = "FLOWS_NEW";
-/// Hash, endpoint id and place to [`crate::FragmentSlot`]: other endpoints cannot take its places.
+/// Hash, endpoint id and place to [`crate::FragmentSlot`]: no endpoint takes another's places.
 pub const FRAGMENT_SLOTS: &str = "FRAGMENT_SLOTS";
 /// LRU hash, [`crate::FragmentKey`] to [`crate::FragmentRow`]: displaced packets.
 pub const FRAGMENTS: &str = "FRAGMENTS";
@@ -35,8 +35,8 @@ pub const FRAGMENTS: &str = "FRAGMENTS";
 pub const FLOW_USE: &str = "FLOW_USE";
 /// One [`crate::FlowTotals`], written only on rare paths.
 pub const FLOW_TOTALS: &str = "FLOW_TOTALS";
-/// Array of [`crate::ProxyUse`] by endpoint id. Mapped: programs and user space each write one word of a row at any
-/// time; an update through the kernel would write both.
+/// Array of [`crate::ProxyUse`] by endpoint id. Mapped: programs and user space each write one word of a row, and a
+/// kernel update would write both.
 pub const PROXY_USE: &str = "PROXY_USE";
 /// LPM trie, prefix of [`EndpointKey`] to [`crate::PeerRow`]: endpoints, and networks of rules.
 pub const IPCACHE: &str = "IPCACHE";
@@ -48,25 +48,23 @@ pub const POLICY_CELLS: &str = "POLICY_CELLS";
 pub const POLICY_SETS: &str = "POLICY_SETS";
 /// One [`crate::PolicyState`]: one load per packet.
 pub const POLICY_STATE: &str = "POLICY_STATE";
-/// Array of `u32` by [`EndpointKey::generation_slot`]: changes of the rows of [`IPCACHE`] for whole addresses. A change
-/// of one address lets only the flows of its slot be judged again.
+/// Array of `u32` by [`EndpointKey::generation_slot`]: changes of whole addresses in [`IPCACHE`]. Only flows of the
+/// changed slot are judged again.
 pub const ADDRESS_GENERATIONS: &str = "ADDRESS_GENERATIONS";
 /// One [`EndpointConfig`]: data that changes without a new program.
 pub const CONFIG: &str = "CONFIG";
 /// Per-CPU array of [`Counter`], `direction * REASONS + reason`, without atomics; readers sum.
 pub const METRICS: &str = "METRICS";
-/// Array of [`Bucket`] by [`crate::Direction`], for all CPUs: a flow that changes its CPU must not get the rate again.
-/// Read only under a flag of `CONFIG`.
+/// Array of [`Bucket`] by [`crate::Direction`]. Not per CPU: a flow that changes its CPU must not get the rate again.
 pub const BANDWIDTH: &str = "BANDWIDTH";
-/// One [`EventBudget`] for all CPUs: it must not grow with the machine. Not pinned: a new program set starts over.
+/// One [`EventBudget`]. Not per CPU: the budget must not grow with the machine. Not pinned.
 pub const EVENT_BUDGET: &str = "EVENT_BUDGET";
 
 /// Two per endpoint id, rounded up to a power of two.
 pub const ENDPOINTS_MAX: u32 = 32_768;
 /// A thousand clients of eight services, two rows each; 2 MiB.
 pub const STACK_PATHS_MAX: u32 = 16_384;
-/// Ports per pair and protocol. A pair with more takes the stack for the protocol: a container that tries every port
-/// fills no table.
+/// Ports per pair and protocol; with more, the whole protocol takes the stack: a port scan fills no table.
 pub const STACK_PATH_PORTS: u32 = 32;
 /// By endpoint id.
 pub const STACK_USERS_MAX: u32 = CALLS_MAX;
@@ -74,11 +72,11 @@ pub const STACK_USERS_MAX: u32 = CALLS_MAX;
 pub const SOURCES_MAX: u32 = CALLS_MAX;
 /// Prefixes per endpoint, of both families together.
 pub const SOURCES_SHARE: usize = 8;
-/// 8 MiB for the places (16 bytes each, even empty), about 100 bytes per used row.
+/// 8 MiB empty (16 bytes per place), about 100 bytes per used row.
 pub const FLOWS_MAX: u32 = 524_288;
 /// Recent flows of an endpoint, and as many from outside the node.
 pub const FLOWS_SHARE: u32 = 256;
-/// Also rows of [`FLOWS`] for recent flows: the share of 512 endpoints. 2 MiB, about 130 bytes per used row.
+/// Also the recent rows of [`FLOWS`]: 512 endpoints' shares. 2 MiB, about 130 bytes per used row.
 pub const FLOWS_RECENT_MAX: u32 = FLOWS_MAX / 4;
 /// Kept rows of [`FLOWS`].
 pub const FLOWS_KEPT_MAX: u32 = FLOWS_MAX - FLOWS_RECENT_MAX;
@@ -98,11 +96,11 @@ pub const FRAGMENTS_MAX: u32 = 8_192;
 pub const FLOW_USE_MAX: u32 = CALLS_MAX;
 /// By endpoint id; row 0 is the node's. 128 KiB.
 pub const PROXY_USE_MAX: u32 = CALLS_MAX;
-/// Two addresses per endpoint id, as many networks, and two addresses of 155,000 pods of other nodes.
+/// Two addresses and two networks per endpoint id, two addresses of 155,000 pods of other nodes.
 pub const IPCACHE_MAX: u32 = 524_288;
 /// Rows of a table of version 5, which an upgraded node uses until its next boot.
 pub const IPCACHE_LEAST: u32 = 131_072;
-/// A power of two. 16 KiB. At 1,000 changed addresses a second, a flow is judged again about once in two seconds.
+/// A power of two; 16 KiB. At 1,000 address changes a second, a flow is judged again about every two seconds.
 pub const ADDRESS_GENERATIONS_MAX: u32 = 4_096;
 /// Rows.
 pub const POLICY_PORTS_MAX: u32 = 65_536;
@@ -112,20 +110,20 @@ pub const POLICY_CELLS_MAX: u32 = 262_144;
 pub const POLICY_SETS_MAX: u32 = CALLS_MAX;
 /// By endpoint id; slot 0 stays empty.
 pub const CALLS_MAX: u32 = crate::MAX_ENDPOINT_ID + 1;
-/// Includes spare slots: a map keeps its size while endpoints use it.
+/// With spare slots: a map in use keeps its size.
 pub const NODE_CALLS_MAX: u32 = 16;
 /// By endpoint id; 1.3 MiB.
 pub const PROFILES_MAX: u32 = CALLS_MAX;
-/// A power of two and a multiple of the page size, for `BPF_MAP_TYPE_RINGBUF`.
+/// A power of two and a multiple of the page size (`BPF_MAP_TYPE_RINGBUF`).
 pub const EVENTS_BYTES: u32 = 256 * 1024;
-/// Per endpoint and second; further events only count: a hostile container cannot displace others' events. Racing CPUs
-/// can each exceed it by one.
+/// Per endpoint and second, so that no container displaces others' events; more only count. Each racing CPU can exceed
+/// it by one.
 pub const EVENTS_PER_SECOND: u32 = 256;
 
 /// 2 directions x [`crate::drop_reason::REASONS`].
 pub const METRICS_MAX: u32 = 2 * crate::drop_reason::REASONS;
 
-/// Slots of [`NODE_CALLS`]. Numbers 1 to 4 and 6 are retired: older programs can still call them.
+/// Slots of [`NODE_CALLS`]. 1 to 4 and 6 are retired: older programs can still call them.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeCall {
@@ -135,7 +133,7 @@ pub enum NodeCall {
     Judge = 5,
     /// Answers neighbour messages.
     Neighbour = 7,
-    /// Passes packets that change nothing in their flow.
+    /// Passes packets that do not change their flow.
     Established = 8,
 }
 
@@ -161,8 +159,8 @@ pub const COLLECT: &str = "collect";
 /// One per direction.
 pub const BANDWIDTH_MAX: u32 = 2;
 
-/// An address, IPv4 as IPv4-mapped (RFC 4291 section 2.5.5.2). No collision: IPv6 packets to IPv4-mapped addresses are
-/// dropped ([`crate::DropReason::InvalidDestinationIp`]), and IPAM rejects their pools.
+/// An address, IPv4 as IPv4-mapped (RFC 4291, 2.5.5.2). IPv6 packets with such destinations drop
+/// ([`crate::DropReason::InvalidDestinationIp`]), and IPAM rejects such pools.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
@@ -190,7 +188,7 @@ impl EndpointKey {
         u32::from_ne_bytes([a, b, c, d])
     }
 
-    /// Row of [`ADDRESS_GENERATIONS`]: the low bits, which differ between neighbouring addresses.
+    /// Row of [`ADDRESS_GENERATIONS`]: the address's low bits.
     #[inline(always)]
     #[must_use]
     pub const fn generation_slot(&self) -> u32 {
@@ -213,9 +211,9 @@ impl EndpointKey {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct EndpointRow {
-    /// A late reader sees that the row is another endpoint's.
+    /// Of the attachment: reveals a reused row to late readers.
     pub epoch: u64,
-    /// Slot of [`CALLS`]; zero where only the stack reaches the endpoint ([`FLAG_CHAINED`]).
+    /// Slot of [`CALLS`]; zero with [`FLAG_CHAINED`]: only the stack reaches the endpoint.
     pub direct: u32,
     /// Host side of the veth.
     pub ifindex: u32,
@@ -229,8 +227,8 @@ pub struct EndpointRow {
     pub _pad: [u8; 4],
 }
 
-/// A service of one endpoint, as used by another. Its flows take the node's stack both ways: a node rule (DNAT) may
-/// have sent them, and only the stack can translate the replies.
+/// A service that another endpoint used through the stack. Its flows take the stack both ways: only the stack can undo
+/// a node rule's DNAT in replies.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
@@ -242,8 +240,8 @@ pub struct StackPathKey {
     pub client: EndpointKey,
     /// Its receiver.
     pub server: EndpointKey,
-    /// Server port, or an ICMP echo's identifier, network byte order. Zero for other protocols, and in the row that
-    /// counts the pair's ports.
+    /// Server port or ICMP echo identifier, network byte order. Zero for other protocols, and in the row that counts
+    /// the ports.
     pub port: u16,
     /// IANA number.
     pub protocol: u8,
@@ -251,7 +249,7 @@ pub struct StackPathKey {
     pub _pad: [u8; 5],
 }
 
-/// Value of [`STACK_PATHS`], valid while both epochs match: no endpoint inherits rows, and a delete removes no rows.
+/// Value of [`STACK_PATHS`], valid while both epochs match; deleting an endpoint removes no rows.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -263,13 +261,13 @@ pub struct StackPathRow {
     pub client_epoch: u64,
     /// Server's attachment.
     pub server_epoch: u64,
-    /// The pair's recorded ports, in the row with port 0.
+    /// Recorded ports, in the row with port 0.
     pub ports: u32,
     /// Zero.
     pub _pad: u32,
 }
 
-/// A prefix of [`SourcesRow`], IPv4 as IPv4-mapped: contains the addresses whose bits under the mask equal `addr`.
+/// A prefix, IPv4 as IPv4-mapped: the addresses that equal `addr` under the mask.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(
@@ -284,18 +282,17 @@ pub struct SourcePrefix {
 }
 
 impl SourcePrefix {
-    /// Contains no address: it has address bits outside of the mask.
+    /// Contains no address: `addr` has bits outside of the mask.
     pub const NONE: Self = Self { addr: [0xff; 16], mask: [0; 16] };
 }
 
-/// [`SourcePrefix::NONE`].
 impl Default for SourcePrefix {
     fn default() -> Self {
         Self::NONE
     }
 }
 
-/// Value of [`SOURCES`]. Replaced whole, written before [`FLAG_SOURCES`] is set, removed after it is cleared.
+/// Value of [`SOURCES`], replaced whole; written before [`FLAG_SOURCES`] is set, removed after it is cleared.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -313,7 +310,7 @@ pub struct SourcesRow {
     pub prefixes: [SourcePrefix; SOURCES_SHARE],
 }
 
-/// Frozen global `CONSTS`. Id and MACs are chosen before the endpoint exists: programs can be verified ahead of need.
+/// Frozen global `CONSTS`. Chosen before the endpoint exists: programs are verified ahead of need.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(
@@ -333,9 +330,9 @@ pub struct EndpointConsts {
     pub debug: u32,
 }
 
-/// [`EndpointConfig::flags`]: packets pass; else they drop with [`crate::DropReason::EndpointNotReady`].
+/// [`EndpointConfig::flags`]: packets pass, else they drop ([`crate::DropReason::EndpointNotReady`]).
 pub const FLAG_LIVE: u32 = 1 << 0;
-/// [`EndpointConfig::flags`]: [`EVENTS`] gets forwarded packets too.
+/// [`EVENTS`] also gets forwarded packets.
 pub const FLAG_TRACE: u32 = 1 << 1;
 
 /// Packets to local endpoints take the node's stack.
@@ -346,12 +343,11 @@ pub const FLAG_LIMIT_INGRESS: u32 = 1 << 3;
 /// [`BANDWIDTH`] limits packets from the container.
 pub const FLAG_LIMIT_EGRESS: u32 = 1 << 4;
 
-/// With [`FLAG_LOCAL_BY_STACK`]: another plugin made the link, which can have other neighbours. True neighbour messages
-/// about the container pass, any Ethernet destination is allowed, and no Ethernet address is changed.
+/// With [`FLAG_LOCAL_BY_STACK`]: another plugin made the link. Valid neighbour messages about the container pass, to
+/// any Ethernet destination; no Ethernet address changes.
 pub const FLAG_CHAINED: u32 = 1 << 5;
 
-/// The endpoint may send from, and receives packets to, the prefixes of its row in [`SOURCES`]. Never with
-/// [`FLAG_CHAINED`].
+/// The endpoint sends from and receives for its prefixes in [`SOURCES`]. Never with [`FLAG_CHAINED`].
 pub const FLAG_SOURCES: u32 = 1 << 6;
 
 /// Limit flag of a direction.
@@ -364,7 +360,7 @@ pub const fn limit_flag(direction: Direction) -> u32 {
     }
 }
 
-/// Differs in the tests' next ABI version.
+/// Differs in the next ABI version.
 pub const CONFIG_ROW: u32 = if cfg!(feature = "next-abi") { 1 } else { 0 };
 
 /// Value of [`CONFIG`].
@@ -439,7 +435,7 @@ pub struct Bucket {
     pub rate: u64,
     /// Time to fill an empty bucket, nanoseconds.
     pub burst_ns: u64,
-    /// Nanoseconds since boot (CLOCK_MONOTONIC); in the future while passed packets are unpaid.
+    /// Nanoseconds since boot (CLOCK_MONOTONIC); in the future while overdrawn.
     pub empty_at_ns: u64,
 }
 

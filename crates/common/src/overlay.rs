@@ -1,14 +1,14 @@
-//! The overlay's filter. Its map is not pinned, so nothing here is part of [`crate::ABI_VERSION`].
+//! The overlay's filter. Its maps are not pinned, so [`crate::ABI_VERSION`] does not cover them.
 
-/// LPM trie, prefix of [`crate::EndpointKey`] to [`OverlayRow`]: addresses of other nodes, and networks of their
-/// containers. They do not contain each other. Locked inserts of user space, lookups without a lock.
+/// LPM trie, prefix of [`crate::EndpointKey`] to [`OverlayRow`]: other nodes' addresses and container networks,
+/// disjoint. User space locks inserts; lookups take no lock.
 pub const OVERLAY_NODES: &str = "OVERLAY_NODES";
 /// Per-CPU array of [`crate::Counter`] by [`OverlayDrop`], without atomics; readers sum.
 pub const OVERLAY_DROPS: &str = "OVERLAY_DROPS";
 /// The program.
 pub const FROM_OVERLAY: &str = "from_overlay";
 
-/// A few for each of 8,192 nodes. Memory is used for each row that exists.
+/// A few per node, for 8,192 nodes; only existing rows use memory.
 pub const OVERLAY_NODES_MAX: u32 = 131_072;
 
 /// Value of [`OVERLAY_NODES`].
@@ -21,7 +21,7 @@ pub const OVERLAY_NODES_MAX: u32 = 131_072;
 pub struct OverlayRow {
     /// Equal for all rows of a node.
     pub node: u32,
-    /// VXLAN network identifier of frames that are accepted, 24 bits.
+    /// VXLAN network identifier of accepted frames, 24 bits.
     pub vni: u32,
     /// 1 for an address of the node, 0 for a network of its containers.
     pub is_address: u32,
@@ -33,9 +33,9 @@ pub struct OverlayRow {
 pub enum OverlayDrop {
     /// The outer source is no address of another node.
     UnknownNode = 0,
-    /// The inner source is neither a container's of that node nor the node's.
+    /// The inner source is not that node's or of its containers.
     ForeignSource = 1,
-    /// Not a whole IP header, or another network identifier.
+    /// Truncated IP header, or another network identifier.
     Malformed = 2,
 }
 

@@ -1,8 +1,8 @@
 //! Policy tables. `wharf-policy` makes the rows.
 //!
 //! The address of a packet's other end gives a peer *class* ([`PeerRow`]), the destination port another ([`PortKey`]).
-//! They select up to four cells of the endpoint's rule set, from which a [`Choice`] takes the deciding rule. As a class
-//! 0 means *any*, as a rule set *accept everything*, as a rule *none*.
+//! They select up to four cells of the endpoint's rule set; [`Choice`] takes the deciding rule. 0 as a class means
+//! *any*, as a rule set *accept everything*, as a rule *none*.
 
 /// Value of [`crate::map::IPCACHE`].
 #[repr(C)]
@@ -18,41 +18,40 @@ pub struct PeerRow {
     pub class: u32,
 }
 
-/// Bit of the number of a rule set of egress with a rule that denies: packets to a service that pass have both marks of
+/// Bit of an egress rule set's number: the set has a rule that denies, so packets to a service get both marks of
 /// services.
 pub const SET_DENIES: u32 = 1 << 31;
 
 /// Bit of [`PeerRow::identity`]: a service, which the node translates.
 pub const PEER_SERVICE: u32 = 1 << 31;
 
-/// Bit of a rule number: accepts by a service address, not the backend's.
+/// Bit of a rule number: accepts by the service's address, not the backend's.
 pub const BY_SERVICE: u32 = 1 << 31;
 
-/// Bit of a rule number, with [`BY_SERVICE`]: the sender's rule set has [`SET_DENIES`], so the backend is judged too.
+/// With [`BY_SERVICE`]: the sender's rule set has [`SET_DENIES`], so the backend is judged too.
 pub const CHECK_BACKEND: u32 = 1 << 30;
 
 /// No rule accepted the packet, but its destination is a service ([`PEER_SERVICE`]).
 pub const UNDECIDED: u32 = u32::MAX;
 
-/// `skb->mark` bit for [`UNDECIDED`]: the backend's programs judge the packet, or those of the router's link; the
-/// node's nftables table drops it elsewhere, without [`MARK_BY_SERVICE`]. Not used by Kubernetes (14, 15) or CNI's
-/// `portmap` (13).
+/// `skb->mark` bit for [`UNDECIDED`]: programs of the backend or of the router's link judge the packet; elsewhere, the
+/// node's nftables table drops it without [`MARK_BY_SERVICE`]. Kubernetes uses bits 14 and 15, CNI's `portmap` 13.
 pub const MARK_UNDECIDED: u32 = 1 << 6;
 
 /// `skb->mark` bit for [`BY_SERVICE`]: the sender's isolation does not drop the packet.
 pub const MARK_BY_SERVICE: u32 = 1 << 11;
 
-/// `skb->mark` bit: the node delivers the packet locally. Set by programs for redirected flows, by the node's nftables
-/// table for answers to the proxy.
+/// `skb->mark` bit: the node delivers the packet locally. Set by programs for redirected flows, by the nftables table
+/// for answers to the proxy.
 pub const MARK_TO_PROXY: u32 = 1 << 7;
-/// `skb->mark` bit of the proxy's packets to the server: the client's egress rules are applied.
+/// `skb->mark` bit of the proxy's packets to the server: the client's egress rules were applied.
 pub const MARK_PROXIED_EGRESS: u32 = 1 << 8;
 /// Like [`MARK_PROXIED_EGRESS`], for the server's ingress rules.
 pub const MARK_PROXIED_INGRESS: u32 = 1 << 9;
-/// With [`MARK_TO_PROXY`]: a program turned the packet back; connection tracking has seen it.
+/// With [`MARK_TO_PROXY`]: a program turned the packet back, after connection tracking.
 pub const MARK_TURNED: u32 = 1 << 10;
 /// With [`MARK_TO_PROXY`], for a listening socket (TCP until the connection's socket is known, every UDP packet): shift
-/// of the port, network byte order. The node's nftables table clears it before routing, or drops the packet.
+/// of its port, network byte order. The nftables table clears the port before routing, or drops the packet.
 pub const MARK_PORT_SHIFT: u32 = 16;
 
 /// The node's [`PeerRow::identity`]: its probes pass under any policy.
@@ -72,11 +71,11 @@ pub struct PortKey {
     pub protocol: u8,
     /// Zero.
     pub _pad: u8,
-    /// Network byte order: destination port of TCP, UDP and SCTP, or ICMP type.
+    /// Destination port (TCP, UDP, SCTP) or ICMP type, network byte order.
     pub port: [u8; 2],
 }
 
-/// [`CellKey::port`] without a transport header. Its cells [`DENY`] at the rank of the first rule with ports.
+/// [`CellKey::port`] without a transport header; its cells [`DENY`] at the rank of the first rule with ports.
 pub const PORT_UNKNOWN: u32 = u32::MAX;
 
 /// Bits of a [`PortKey`] before the port.
@@ -108,13 +107,13 @@ pub const DENY: u32 = 1;
 /// An admin-tier rule defers to later tiers.
 pub const PASS: u32 = 2;
 
-/// The flow (TCP or UDP) goes to the proxy on loopback. From bit [`REDIRECT_PORT_SHIFT`]: port, host byte order.
+/// The flow (TCP or UDP) goes to the proxy on loopback.
 pub const REDIRECT: u32 = 3;
 /// Mask of a ruling's kind.
 pub const RULING: u32 = 0b11;
 /// With [`REDIRECT`]: the flow passes without the proxy.
 pub const REDIRECT_OPEN: u32 = 1 << 2;
-/// Shift of a [`REDIRECT`]'s port.
+/// Shift of a [`REDIRECT`]'s port, host byte order.
 pub const REDIRECT_PORT_SHIFT: u32 = 16;
 
 /// Ruling for a redirect; `open`: with [`REDIRECT_OPEN`].
@@ -163,9 +162,9 @@ impl Hit {
 pub struct CellRow {
     /// Of the admin tier.
     pub admin: Hit,
-    /// Of later tiers; never a pass.
+    /// Of later tiers; never [`PASS`].
     pub rest: Hit,
-    /// Packets judged: each flow's first, all of rejected flows, each flow's next after a policy change.
+    /// Judged packets: a flow's first, all of rejected flows, the next after a policy change.
     pub packets: u64,
     /// Ethernet header included.
     pub bytes: u64,
@@ -193,7 +192,7 @@ impl Choice {
         }
     }
 
-    /// [`Hit::NONE`] if no rule decides: the packet passes.
+    /// [`Hit::NONE`], which passes the packet, if no rule decides.
     #[inline(always)]
     #[must_use]
     pub const fn decides(&self) -> Hit {
@@ -223,16 +222,16 @@ pub struct SetsRow {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct PolicyState {
-    /// Increments after each change of the other tables that is not in [`crate::map::ADDRESS_GENERATIONS`]. Zero before
-    /// the first policy.
+    /// Increments after each change of other tables that is not in [`crate::map::ADDRESS_GENERATIONS`]. Zero before the
+    /// first policy.
     pub generation: u32,
     /// `POLICY_*` bits.
     pub flags: u32,
 }
 
-/// [`PolicyState::flags`]: flows used by both ends survive a change that would reject them.
+/// [`PolicyState::flags`]: flows used by both ends survive a change that rejects them.
 pub const POLICY_KEEPS_FLOWS: u32 = 1 << 0;
-/// [`PolicyState::flags`]: packets that rules would drop pass and count in [`CellRow::packets`].
+/// [`PolicyState::flags`]: denied packets pass and count in [`CellRow::packets`].
 pub const POLICY_AUDITS: u32 = 1 << 1;
 
 #[cfg(feature = "user")]

@@ -1,8 +1,8 @@
 //! Test packets: recognition, and place of the verdict.
 //!
 //! `BPF_PROG_TEST_RUN` builds its packet on the loopback interface of the caller's network namespace
-//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c), then copies `__sk_buff.cb` to the caller. Programs write the verdict
-//! there, and to no map. A packet on a hook comes from a veth, so no sender can forge a test packet.
+//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c) and returns `__sk_buff.cb`, where programs write the verdict. Packets
+//! on hooks come from a veth, so no sender can forge a test packet.
 
 use crate::{Direction, DropReason};
 
@@ -12,7 +12,7 @@ pub const TEST_IFINDEX: u32 = 1;
 /// Offset of `cb` in `struct __sk_buff` (linux/bpf.h), bytes.
 pub const REPORTS_OFFSET: usize = 48;
 
-/// `__sk_buff.mark` of a test packet for the endpoint's own policy rules; policy ignores others.
+/// `__sk_buff.mark` of a test packet for the endpoint's own policy rules; others skip policy.
 pub const POLICY_MARK: u32 = 1;
 
 /// Offset of `mark` in `struct __sk_buff`, bytes.

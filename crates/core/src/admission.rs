@@ -1,7 +1,5 @@
-//! Admission of creates by measured cost.
-//!
-//! Below its limit, a node starts a create at once. At the limit, a create waits in a FIFO queue if the predicted wait
-//! is within the caller's patience, else it is refused. Deletes never wait; running deletes lower the limit.
+//! Admission of creates by measured cost. At the limit, a create waits in a FIFO queue if the predicted wait is within
+//! the caller's patience, else it is refused. Deletes never wait; running deletes lower the limit.
 //!
 //! Pure: the agent calls it under a short lock, with a monotonic clock.
 
@@ -216,7 +214,6 @@ impl Admission {
             return 0;
         }
         let deletes_us = self.deletes_pace.cost_us(now_ms, self.deletes).saturating_mul(u64::from(self.deletes));
-        // Deletes delay the queue for at most `starved_ms`.
         let deletes_us = deletes_us.min(self.config.starved_ms.saturating_mul(1_000));
         let creates_us = self.creates_pace.cost_us(now_ms, running).saturating_mul(ends_before);
         deletes_us.saturating_add(creates_us).div_ceil(1_000)

@@ -1,7 +1,5 @@
 //! Compares a dump of the kernel and bpffs ([`KernelDump`]) with a snapshot of the store ([`Snapshot`]).
-//!
-//! Both come from a running node: endpoints with a create or delete in flight are skipped. An object that is not
-//! provably Wharf's gets no repair.
+//! An object that is not provably Wharf's gets no repair.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -280,7 +278,6 @@ fn marked(link: &LinkRow) -> Option<((EndpointId, u32), Mark)> {
     (mark.id == id.get() && low_half(Epoch(mark.epoch)) == low).then_some(((id, low), mark))
 }
 
-/// As far as the mark holds it.
 fn in_words(mark: &Mark) -> String {
     match mark.attachment() {
         Some((network, container_id, ifname)) => format!("{network}/{container_id}:{ifname}"),

@@ -23,7 +23,6 @@ use crate::{
 /// Per container.
 pub const MAX_ROUTES: usize = 64;
 
-/// Key of the label with the pod's uid.
 const POD_UID: &str = "io.kubernetes.pod.uid";
 /// Prefix of labels about the pod itself, which only the runtime sets: policy selects by the namespace.
 const PER_POD: &str = "io.kubernetes.pod.";
@@ -106,7 +105,7 @@ pub struct PodRow {
     pub named_ports: Vec<(PortName, NamedPort)>,
 }
 
-/// Durable state, in one transaction with its leases. Fields with a serde default are absent in old records.
+/// Durable state, in one transaction with its leases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointRecord {
     /// Endpoint id.
@@ -211,8 +210,7 @@ impl EndpointRecord {
         Some(&label.value)
     }
 
-    /// Replaces the labels of the row, and named ports. An own label takes precedence over a label of the row with its
-    /// key.
+    /// Replaces the row's labels and named ports. An own label takes precedence over a row's label with the same key.
     pub fn set_pod_row(&mut self, mut row: PodRow) {
         if let Some(before) = self.pod_row.take() {
             self.labels.retain(|label| !before.labels.contains(label));

@@ -1,5 +1,4 @@
-//! Findings of observations and the audit, as data. Repairer ([`Problem::mender`]), operator's action
-//! ([`Problem::remedy`]) and severity ([`verdict`]) follow from them; no code decides by a text.
+//! Findings of observations and the audit, as data: code decides by their variants and fields, never by their text.
 
 use crate::{ids::EndpointId, state::Level};
 

@@ -88,7 +88,7 @@ impl IdentityAllocator {
         Self::default()
     }
 
-    /// Identity of these labels, with a reference. Reserved identities are not counted.
+    /// Identity of these labels, with a reference.
     ///
     /// # Errors
     /// [`IdentityError::Exhausted`], [`IdentityError::Reserved`].

@@ -1,7 +1,5 @@
-//! IPAM: address pools and leases.
-//!
-//! Pure and in memory; the agent stores leases. An address is free, leased or resting. A released address rests and is
-//! reused as late as possible: its old owner's caches and connections must expire.
+//! IPAM: address pools and leases, in memory; the agent stores the leases. An address is free, leased or resting. A
+//! released address rests ([`crate::store::Rest`]) and is reused as late as possible.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -375,7 +373,6 @@ impl Ipam {
         self.pools.iter().flat_map(|p| [row(p, Family::Ipv4), row(p, Family::Ipv6)]).flatten().collect()
     }
 
-    /// `None` when the request excludes the family, or the pool lacks it.
     fn choose<A: Into<IpAddr>>(
         &self,
         index: usize,

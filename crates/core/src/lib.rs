@@ -1,5 +1,5 @@
 //! Pure decisions: endpoint states, IPAM, identities, create and delete plans, the audit. No tokio, aya or netlink;
-//! time is an argument. The traits at the edge ([`kernel::Kernel`], the changes of [`store`]) use domain verbs.
+//! time is an argument.
 #![forbid(unsafe_code)]
 
 pub mod admission;

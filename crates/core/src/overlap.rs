@@ -1,7 +1,5 @@
-//! Pools that overlap the node's networks.
-//!
-//! A container cannot have an address of the node or of a host on its links. At start, the pool is refused; later, the
-//! addresses are withheld. Routes of larger ranges to a gateway do not conflict: the pool's routes are longer.
+//! Pools that overlap the node's networks: a container cannot have an address of the node or of a host on its links.
+//! Routes of larger ranges to a gateway do not conflict: the pool's routes are longer.
 
 use std::{fmt, net::IpAddr};
 

@@ -16,7 +16,6 @@ use crate::{
     nat::Protocol,
 };
 
-/// Of test packets.
 const TTL: u8 = 64;
 /// Peer without a gateway: documentation addresses (RFC 5737, RFC 3849).
 const NOBODY4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
@@ -218,7 +217,6 @@ pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&Endpoin
         maker.of_family(own, peer, config, &mut cases);
     }
     if !config.live {
-        // Liveness is checked first.
         for case in &mut cases {
             let direction = if case.hook == Hook::FromContainer { EGRESS } else { INGRESS };
             case.verdict = Verdict::Drop;

@@ -26,8 +26,7 @@ const fn v6(first: u16, sixth: u16, len: u8) -> IpNet {
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(first, 0, 0, 0, 0, sixth, 0, 0), len))
 }
 
-/// Prefixes that an endpoint may use as sources besides its addresses: sorted, without host bits or overlaps, at most
-/// [`Self::MAX`] of both families together.
+/// Source prefixes of an endpoint: sorted, without host bits or overlaps, at most [`Self::MAX`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "Vec<IpNet>", into = "Vec<IpNet>")]
 pub struct SourcePrefixes(Vec<IpNet>);

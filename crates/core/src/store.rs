@@ -31,9 +31,7 @@ pub enum LeaseOwner {
     Node,
 }
 
-/// Owner name prefix of kept leases.
 const KEPT: &str = "kept:";
-/// Owner name prefix of leases without a record.
 const LOST_RECORD: &str = "lost-record:";
 
 impl LeaseOwner {

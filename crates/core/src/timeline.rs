@@ -105,7 +105,6 @@ pub struct Entries {
     left_out: u64,
 }
 
-/// Stored format of [`Entries`].
 #[derive(Serialize, Deserialize)]
 struct Written {
     list: Vec<WrittenEntry>,
@@ -195,8 +194,7 @@ impl Entries {
         self.list.iter().enumerate().position(|e| !is_needed(e)).unwrap_or(1)
     }
 
-    /// Drops entries to fit `budget` bytes of JSON: successes without text, the quickest first; then other successes
-    /// and warnings, then failures, oldest first. Cuts the last failure.
+    /// Drops entries to fit `budget` bytes of JSON, least informative first. Cuts the last failure.
     fn trim(&mut self, budget: usize) {
         let mut size: usize = self.list.iter().map(Entry::written_len).sum();
         while size > budget && self.list.len() > 1 {

@@ -1,7 +1,6 @@
-//! Upgrade across ABI versions: which endpoints a starting agent takes over, and which pins it keeps.
-//!
-//! Each ABI version has a pin tree. Everything but counters and pins of tcx links can be recreated from the records.
-//! Downgrades work the same way, also from several versions after a killed upgrade.
+//! Upgrade or downgrade across ABI versions: which endpoints a starting agent takes over, and which pins it keeps. Each
+//! ABI version has a pin tree; a killed upgrade leaves several. Everything but counters and pins of tcx links can be
+//! recreated from the records.
 
 use std::collections::{BTreeMap, BTreeSet};
 

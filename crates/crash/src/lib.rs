@@ -1,17 +1,15 @@
-//! Crash points: places where the tests kill Wharf between two side effects.
+//! Crash points, where tests kill Wharf between two side effects.
 //!
-//! [`point`] stands between every two acts that outlive the process (a kernel object, a pin, a file, a commit). It acts
-//! only in processes that called [`arm`]: the programs of the crash tests. Other programs do not link the code behind
-//! it. In an armed process:
+//! A [`point`] separates two acts that outlive the process (a kernel object, a pin, a file, a commit). It acts only in
+//! programs of the crash tests, which call [`arm`]; other programs do not link its code.
 //!
-//! - `WHARF_CRASH_POINT=NAME` or `NAME:N`: the process kills itself with SIGKILL at the Nth pass (default 1) of the
-//!   point.
-//! - `WHARF_CRASH_FILE=FILE`: the same, read from the file at every point. The count starts when the file's text
-//!   changes; an empty or missing file has no effect.
-//! - `WHARF_CRASH_TRACE=FILE`: appends the name of each passed point, one a line. The crash tests derive their points
-//!   from it.
-//! - `WHARF_HOLD_FILE=FILE`: a thread blocks at a point while a line of the file has its name, as on a kernel or disk
-//!   that does not answer. [`hold`] marks places that only need this.
+//! - `WHARF_CRASH_POINT=NAME[:N]`: SIGKILL at the Nth pass (default 1) of the point.
+//! - `WHARF_CRASH_FILE=FILE`: the same, read from the file at every point. The count starts when the text changes; an
+//!   empty or missing file has no effect.
+//! - `WHARF_CRASH_TRACE=FILE`: appends a line with the name of each passed point, from which the tests derive their
+//!   points.
+//! - `WHARF_HOLD_FILE=FILE`: a thread blocks at points that a line of the file names, as on a kernel or disk that does
+//!   not answer. A [`hold`] only blocks.
 
 use std::sync::OnceLock;
 
@@ -20,7 +18,7 @@ struct Armed {
     hold: fn(&str),
 }
 
-/// Set only by [`arm`], so the linker drops the code from programs that never call it.
+/// Set only by [`arm`], so the linker drops the code from other programs.
 static ARMED: OnceLock<Armed> = OnceLock::new();
 
 /// Arms this process. Only for the programs of the crash tests.
@@ -28,7 +26,7 @@ pub fn arm() {
     ARMED.get_or_init(|| Armed { point: armed::point, hold: armed::hold });
 }
 
-/// Whether [`arm`] was called. For points whose names are costly to build.
+/// [`arm`] was called. For points whose names are costly to build.
 #[inline]
 #[must_use]
 pub fn is_armed() -> bool {
@@ -43,7 +41,7 @@ pub fn point(name: &str) {
     }
 }
 
-/// A place where a test may block the thread, named `room/what` in kebab-case. Never kills.
+/// A place where a test may block the thread, named `room/what` in kebab-case.
 #[inline]
 pub fn hold(name: &str) {
     if let Some(armed) = ARMED.get() {
@@ -92,7 +90,7 @@ mod armed {
 
     fn is_told(name: &str) -> bool {
         let Some(path) = &*FILE else { return false };
-        // Covers the read, so that all threads see the file's texts in one order.
+        // Held during the read, so that all threads see the texts in one order.
         let mut told = TOLD.lock().unwrap_or_else(PoisonError::into_inner);
         let text = std::fs::read_to_string(path).unwrap_or_default();
         let Some((wanted, nth)) = parse(text.trim()) else { return false };
@@ -107,7 +105,7 @@ mod armed {
     }
 
     fn end() {
-        // If the signal cannot be sent, the test notices the live process.
+        // If this fails, the test detects the live process.
         kill(Pid::this(), Signal::SIGKILL).ok();
         std::thread::sleep(std::time::Duration::from_secs(60));
     }

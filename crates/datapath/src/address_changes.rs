@@ -19,7 +19,6 @@ pub struct AddressChanges {
 }
 
 impl AddressChanges {
-    /// Subscribes in the thread's network namespace. Needs a runtime.
     pub(crate) fn subscribe() -> Result<Self> {
         Self::try_subscribe().map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &e))
     }
@@ -55,7 +54,6 @@ impl AddressChanges {
 fn discard(socket: &Socket) -> io::Result<bool> {
     let mut changed = false;
     loop {
-        // Truncated: the content does not matter.
         let mut content = [0; 16];
         match socket.recv(&mut &mut content[..], libc::MSG_DONTWAIT) {
             Ok(_) => changed = true,

@@ -1,8 +1,6 @@
-//! Announcements: the node answers for a container's address on a link whose network contains it.
-//!
-//! A proxy neighbour entry ([`Proxy`]) makes the kernel answer; IPv6 also needs the link's `proxy_ndp`. A row of the
-//! endpoint table is written before its entry and removed before it, so [`Announcer::ensure`] finds every entry that a
-//! crash left.
+//! Announcements: the node answers for a container's address on a link whose network contains it. A proxy neighbour
+//! entry ([`Proxy`]) makes the kernel answer; IPv6 also needs `proxy_ndp`. A row of the endpoint table is written
+//! before its entry and removed before it: [`Announcer::ensure`] finds every entry that a crash left.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -56,7 +54,7 @@ impl OnLink {
 
 pub(crate) struct Announcer {
     settings: Settings,
-    /// Empty while announcing is off. Locked while entries change, only on threads that may block.
+    /// Empty while announcing is off. Locked, on blocking threads, while entries change.
     links: Mutex<Vec<OnLink>>,
 }
 
@@ -79,7 +77,6 @@ impl Announcer {
         self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// `endpoints`: addresses of the reachable endpoints.
     pub(crate) fn ensure(&self, spec: &NodeSpec, endpoints: impl Fn() -> Result<Vec<IpAddr>>) -> Result<()> {
         if !spec.announce {
             return self.remove();
@@ -101,8 +98,7 @@ impl Announcer {
         add_all(&mut connection, wanted.into_iter().filter(|(proxy, _)| !there.contains_key(proxy)))
     }
 
-    /// Held while endpoint rows and their announcements change, so that no comparison runs in between. `None` while
-    /// announcing is off.
+    /// Held while endpoint rows and their announcements change. `None` while announcing is off.
     pub(crate) fn hold(&self) -> Option<Held<'_>> {
         Some(self.links()).filter(|links| !links.is_empty()).map(Held)
     }
@@ -190,7 +186,6 @@ pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<Proxy>> {
     Ok(proxy::list(connection)?.into_iter().filter(|(_, ours)| *ours).map(|(proxy, _)| proxy).collect())
 }
 
-/// On a node without an agent.
 pub(crate) fn withdraw(address: IpAddr, ifindex: IfIndex) -> Result<()> {
     let (mut connection, proxy) = (Connection::open()?, Proxy { address, ifindex });
     match proxy.look_up(&mut connection)? {
@@ -220,7 +215,6 @@ fn remove_all(connection: &mut Connection, proxies: impl IntoIterator<Item = Pro
     let requests: Vec<Request> = proxies.iter().map(|proxy| proxy.remove()).collect();
     for (answer, proxy) in connection.batch(requests)?.into_iter().zip(proxies) {
         match answer {
-            // The link may be gone.
             Err(refusal) if !refusal.is(libc::ENOENT) && !refusal.is(libc::ENODEV) => {
                 return Err(refused(refusal, proxy));
             }
@@ -240,7 +234,7 @@ fn add_all<'a>(connection: &mut Connection, proxies: impl IntoIterator<Item = (P
     for (answer, (proxy, link)) in connection.batch(requests)?.into_iter().zip(proxies) {
         answer.map_err(|refusal| refused(refusal, proxy))?;
         crash::point("datapath/announce/after-add");
-        // For neighbours that cached another link-layer address.
+        // For neighbours that cached another address.
         if let Err(errno) = advertise(proxy.address, link) {
             tracing::warn!("tell neighbours on {} of {}: {errno}; they ask in time", link.ifname, proxy.address);
         }
@@ -264,10 +258,10 @@ fn advertise(address: IpAddr, link: &OnLink) -> nix::Result<()> {
         IpAddr::V6(a) => {
             let socket = socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6)?;
             setsockopt(&socket, sockopt::Ipv6MulticastHops, &255)?;
-            // Type 136; the kernel fills in checksum and source. Flags: router, override.
+            // The kernel fills in checksum and source. Flags: router, override.
             let mut packet = vec![136, 0, 0, 0, 0xa0, 0, 0, 0];
             packet.extend(a.octets());
-            // Target link-layer address, 8 bytes.
+            // Target link-layer address.
             packet.extend([2, 1]);
             packet.extend(link.mac.0);
             let all_nodes = SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 0, 0, link.ifindex.0);

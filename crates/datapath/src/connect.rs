@@ -28,7 +28,7 @@ use crate::{
 
 const OPERATION: &str = "connect endpoint";
 
-/// Work queues take well under a millisecond unless the machine is overloaded.
+/// Usually well under a millisecond.
 const KERNEL_WORK_TIMEOUT: Duration = Duration::from_secs(3);
 
 struct Step {
@@ -135,15 +135,14 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
     Ok(())
 }
 
-/// The kernel activates the container's side later than its peer, from a work queue that needs RTNL, and loses packets
-/// until then. Since Linux 6.8 a query activates it.
+/// The kernel activates the container's side later than its peer, from a work queue, and loses packets until then.
+/// Since Linux 6.8 a query activates it.
 fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()> {
     let name = record.attachment.ifname.as_str();
     if link::look_up(inside, name)?.is_some_and(|l| l.running) {
         return Ok(());
     }
     inside.hear_links()?;
-    // It may have come up before the subscription.
     if link::look_up(inside, name)?.is_some_and(|l| l.running) {
         return Ok(());
     }
@@ -169,7 +168,7 @@ fn await_running(inside: &mut Connection, record: &EndpointRecord) -> Result<()>
     Err(fail(OPERATION, about(record, name), KernelErrorKind::Exhausted, cause))
 }
 
-/// The kernel adds the local route after the acknowledgement, from a work queue. Earlier packets are lost.
+/// The kernel adds the local route from a work queue, and loses packets until then.
 fn await_local(inside: &mut Connection, address: Ipv6Addr) -> Result<()> {
     if route::is_local(inside, address)? {
         return Ok(());
@@ -192,7 +191,7 @@ fn about(record: &EndpointRecord, what: &str) -> String {
     format!("{what} (endpoint {}, epoch {})", record.id, record.epoch)
 }
 
-/// The container may choose a smaller MTU, down to [`MIN_MTU`]. `there`: the link's routes.
+/// The container may choose a smaller MTU, down to [`MIN_MTU`].
 fn container_steps(record: &EndpointRecord, seen: &LinkSeen, there: &[Route]) -> Vec<Step> {
     let (index, name) = (record.container_ifindex, record.attachment.ifname.as_str());
     let mut steps = vec![Step::link(link::set(LinkUnspec::new_with_name("lo").up().build()), "lo")];
@@ -222,7 +221,6 @@ fn container_steps(record: &EndpointRecord, seen: &LinkSeen, there: &[Route]) ->
     steps
 }
 
-/// The gateways, or the router addresses if another IPAM chose the gateway.
 fn sources(host: &mut Connection, record: &EndpointRecord) -> Result<Vec<IpAddr>> {
     match record.ip_owner {
         IpOwner::Endpoint | IpOwner::Caller => {
@@ -232,7 +230,6 @@ fn sources(host: &mut Connection, record: &EndpointRecord) -> Result<Vec<IpAddr>
     }
 }
 
-/// Restores the settings, brings the link up, adds a route to each address.
 fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> Vec<Step> {
     let index = record.host_ifindex;
     let name = record.host_ifname.as_str();
@@ -256,7 +253,7 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> V
     steps
 }
 
-/// Replaces an older Wharf route. Foreign routes stay.
+/// Replaces an older Wharf route.
 fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> Result<()> {
     let address = route.destination.addr();
     let subject = || about(record, &format!("route to {address}"));
@@ -309,8 +306,8 @@ fn run(connection: &mut Connection, steps: Vec<Step>, record: &EndpointRecord) -
     Ok(outcome)
 }
 
-/// Gives a worse metric to routes behind another interface's, so that a second interface does not take over the
-/// container's default route. Returns the main table.
+/// Gives a worse metric to routes behind another interface's: a second interface must not take over the default route.
+/// Returns the main table.
 fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &EndpointRecord) -> Result<Vec<Route>> {
     let mut there = route::list(connection, None)?;
     for mut route in in_the_way {
@@ -326,7 +323,6 @@ fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &En
     Ok(there)
 }
 
-/// EACCES: `disable_ipv6` is set.
 fn ipv6_is_off(refusal: &Refusal) -> bool {
     refusal.is(libc::EACCES) || refusal.is(libc::EAFNOSUPPORT) || refusal.is(libc::EOPNOTSUPP)
 }

@@ -20,16 +20,15 @@ use crate::error::{fail, wrap};
 /// Maximum events per [`EventReader::next`].
 pub const BATCH: usize = 256;
 
-/// Reads the event ring buffer, which outlives it. All openers share the consumer position, so there can be one reader.
-/// A full buffer loses new events.
+/// Reads the event ring buffer. All openers share the consumer position, so there can be one reader. A full buffer
+/// loses new events.
 pub struct EventReader {
     ring: AsyncFd<Ring>,
-    /// Records of another size than [`Event`].
     malformed: u64,
     _turn: Turn,
 }
 
-/// Exclusive right to read events, released on drop.
+/// Exclusive right to read events.
 pub(crate) struct Turn(Arc<AtomicBool>);
 
 impl Turn {

@@ -19,7 +19,6 @@ use crate::{
 /// The first kernel with the helpers of [`NEEDED`].
 const MINIMUM: (u32, u32) = (5, 13);
 
-/// Required helpers and their purpose.
 const NEEDED: [(ProgramType, BpfHelper, &str); 2] = [
     (
         ProgramType::SchedClassifier,
@@ -51,7 +50,7 @@ pub fn check_capabilities() -> Result<()> {
 
 fn missing_capabilities(effective: &CapsHashSet) -> Vec<String> {
     use Capability::{CAP_BPF, CAP_NET_ADMIN, CAP_PERFMON, CAP_SYS_ADMIN};
-    // CAP_SYS_ADMIN, needed for setns, includes these two.
+    // CAP_SYS_ADMIN (for setns) includes these two.
     let stands_for = |c: &Capability| matches!(c, CAP_BPF | CAP_PERFMON) && effective.contains(&CAP_SYS_ADMIN);
     let missing = |c: &Capability| !effective.contains(c) && !stands_for(c);
     [CAP_NET_ADMIN, CAP_SYS_ADMIN, CAP_BPF, CAP_PERFMON]
@@ -61,10 +60,9 @@ fn missing_capabilities(effective: &CapsHashSet) -> Vec<String> {
         .collect()
 }
 
-/// Why new interfaces in this thread's network namespace get no IPv6 address.
+/// Why new interfaces in this network namespace get no IPv6 address.
 #[must_use]
 pub fn ipv6_off() -> Option<&'static str> {
-    // The default for new interfaces.
     match fs::read_to_string("/proc/sys/net/ipv6/conf/default/disable_ipv6") {
         Ok(text) if text.trim() == "0" => None,
         Ok(_) => Some("net.ipv6.conf.default.disable_ipv6=1"),
@@ -77,7 +75,6 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-/// Changes nothing.
 pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
     let operation = "probe kernel";
     let uname = uname().map_err(|e| wrap(operation, "uname", &io::Error::from(e)))?;
@@ -88,7 +85,6 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
         let cause = format!("the kernel is too old; Linux {major}.{minor} or newer is needed");
         return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
     }
-    // A kernel without tcx rejects the query.
     let tcx = SchedClassifier::query_tcx("lo", TcAttachType::Ingress).is_ok();
     let attach_mode = match wanted {
         Some(AttachMode::Tcx) if !tcx => {
@@ -96,8 +92,7 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
             return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
         }
         Some(mode) => mode,
-        // A tcx attach waits for an RCU grace period under RTNL for each hook, and a group's deletes wait one by one
-        // (docs/attach-modes.md).
+        // See docs/attach-modes.md: tcx waits longer.
         None => AttachMode::Clsact,
     };
     for (program, helper, purpose) in NEEDED {

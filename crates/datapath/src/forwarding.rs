@@ -1,7 +1,6 @@
-//! Forwarding between containers and other networks.
-//!
-//! A node that forwards IPv6 ignores router advertisements, and loses its default route, unless `accept_ra` is 2
-//! (Documentation/networking/ip-sysctl.rst). So interfaces with `accept_ra` 1 get 2.
+//! Forwarding between containers and other networks. A node that forwards IPv6 ignores router advertisements, and loses
+//! its default route, unless `accept_ra` is 2 (Documentation/networking/ip-sysctl.rst): interfaces with `accept_ra` 1
+//! get 2.
 
 use std::{fs, io, path::Path};
 
@@ -14,7 +13,7 @@ use crate::{
 };
 
 const OPERATION: &str = "set up forwarding";
-/// The kernel sets it opposite to [`FORWARD4`]: a node that ceases to forward would accept redirects.
+/// The kernel sets it opposite to [`FORWARD4`].
 const REDIRECTS: &str = "ipv4/conf/all/accept_redirects";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,7 +30,6 @@ impl Forwarding {
     }
 
     pub(crate) fn ensure(&self, families: Families) -> Result<()> {
-        // The kernel copies the node-wide value to each interface.
         self.0.change(wanted(families, &self.changed()?)?, per_interface)
     }
 
@@ -43,7 +41,6 @@ impl Forwarding {
         self.0.take_back()
     }
 
-    /// `repairable`: [`Self::ensure`] is called for these settings.
     pub(crate) fn observe(&self, families: Families, repairable: bool) -> Result<Vec<NodeProblem>> {
         let wanted = wanted(families, &self.changed()?)?;
         let problem = |(path, expected): (String, &str)| {
@@ -58,18 +55,16 @@ impl Forwarding {
     }
 }
 
-/// In order.
 fn wanted(families: Families, changed: &Before) -> Result<Vec<(String, &'static str)>> {
     let mut wanted = Vec::new();
     if families.ipv4 && read(FORWARD4)? != "1" {
         wanted.push((FORWARD4.to_owned(), "1"));
     }
     let forwards = !families.ipv6 || read(FORWARD6)? == "1";
-    // Otherwise another program turned forwarding on and decides `accept_ra`.
+    // Otherwise another program decides `accept_ra`.
     if families.ipv6 && (!forwards || changed.contains_key(FORWARD6)) {
         for name in interfaces("ipv6")? {
             let path = format!("ipv6/conf/{name}/accept_ra");
-            // The interface may be gone.
             if read(&path).is_ok_and(|value| value == "1") {
                 wanted.push((path, "2"));
             }

@@ -1,8 +1,5 @@
-//! Leftovers on a node without an agent, and their removal.
-//!
-//! Only provably Wharf's objects are removed: links by mark, filters on other plugins' links by name and handle, the
-//! router's pair by name or mark, the overlay's interface by both, routes by protocol number, pins by place and name.
-//! Similar objects are only reported.
+//! Leftovers on a node without an agent, and their removal. Objects that are not provably Wharf's (by mark, protocol
+//! number, or place and name) are only reported.
 
 use std::{
     collections::BTreeSet,
@@ -39,7 +36,7 @@ use crate::{
 /// A leftover object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Leftover {
-    /// An endpoint's host side; its removal includes the container's.
+    /// An endpoint's link.
     Link {
         /// Name.
         name: String,
@@ -48,7 +45,7 @@ pub enum Leftover {
         /// The owner's mark.
         mark: Mark,
     },
-    /// Wharf's filters on another plugin's link, which stays.
+    /// Filters on another plugin's link, which stays.
     Filters {
         /// Link's name.
         name: String,
@@ -57,11 +54,11 @@ pub enum Leftover {
     },
     /// A route with Wharf's protocol number.
     Route(RouteRow),
-    /// A route to containers of another node.
+    /// A route to another node.
     PeerRoute(PeerRoute),
     /// The unreachable route behind it.
     PeerUnreachable(IpNet),
-    /// The router's veth pair, or its remaining end.
+    /// The router's veth pair, or one end.
     Router {
         /// Name.
         name: String,
@@ -85,7 +82,7 @@ pub enum Leftover {
     Table,
     /// Changed settings (`sysctl`).
     Settings {
-        /// Run directory, with the record.
+        /// Directory of the record.
         run_dir: PathBuf,
         /// For announcements, not for forwarding.
         announced: bool,
@@ -130,7 +127,7 @@ impl fmt::Display for Leftover {
 pub struct Leftovers {
     /// Links precede their programs.
     pub ours: Vec<Leftover>,
-    /// Objects that are not provably Wharf's.
+    /// Not provably Wharf's.
     pub foreign: Vec<String>,
 }
 
@@ -158,7 +155,7 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     let routes = route::list(&mut connection, Some(ROUTE_PROTOCOL))?;
     let links: BTreeSet<IfIndex> = found.ours.iter().filter_map(Leftover::ifindex).collect();
     for route in routes {
-        // Other routes must also lead to a Wharf link.
+        // Unreachable, or over a Wharf link.
         if route.ifindex.is_none_or(|ifindex| links.contains(&ifindex)) {
             let row = RouteRow { destination: route.destination, ifindex: route.ifindex };
             found.ours.push(Leftover::Route(row));
@@ -223,7 +220,7 @@ pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     Ok(found)
 }
 
-/// Removes an object. Succeeds when it is already gone.
+/// Removes an object. Succeeds when already gone.
 ///
 /// # Errors
 /// A refusal, or new entries in a pin directory.

@@ -1,29 +1,10 @@
-//! The only crate that touches the kernel.
+//! The only crate that touches the kernel. [`LinuxKernel`] implements [`wharf_core::kernel::Kernel`] with aya and
+//! netlink; [`FakeKernel`] implements it in memory. `tests/contract.rs` runs one contract test on both.
 //!
-//! [`LinuxKernel`] implements [`wharf_core::kernel::Kernel`] with aya and netlink; [`FakeKernel`] implements it in
-//! memory. `tests/contract.rs` runs one contract test on both.
-//!
-//! | part | purpose |
-//! |---|---|
-//! | [`linux`] | the implementation: one method, one blocking job |
-//! | `bpf` | objects, pins, maps, attachment, the drop-all sink |
-//! | `netlink` | synchronous batches of requests |
-//! | `netns` | the only thread that enters other network namespaces |
-//! | `announce` | ARP and neighbour discovery for container addresses |
-//! | `settings` | `sysctl` changes, with a record of previous values |
-//! | `source_rule` | source routing in a container with several interfaces |
-//! | `redirects` | routing of packets to the proxy |
-//! | `peers`, `overlay` | routes to other nodes; the VXLAN interface |
-//! | `router` | the veth pair with the router addresses |
-//! | `plugin_link` | another CNI plugin's links (chaining) |
-//! | `container_side` | deletion of a veth pair whose host side is out of reach |
-//! | `reaper` | deletes links, many in one kernel wait |
-//! | `link_watch` | endpoint links whose carrier came up again |
-//! | [`events`], [`program_log`] | ring buffer readers |
-//! | [`address_changes`] | notifications |
-//!
-//! Link operations hold the RTNL lock for milliseconds, so jobs that can wait for the kernel run on tokio's blocking
-//! threads or on the `netns` or `reaper` thread. A call whose future is dropped still completes. Calls are idempotent.
+//! `bpf` has programs, maps and pins, `netlink` requests to the kernel; each other module has one part of the node or
+//! of an endpoint. Link operations hold the RTNL lock for milliseconds, so jobs that can wait for the kernel run on
+//! tokio's blocking threads or on the `netns` or `reaper` thread. A call whose future is dropped still completes. Calls
+//! are idempotent.
 
 pub mod address_changes;
 mod announce;
@@ -78,14 +59,14 @@ pub use program_log::ProgramLog;
 /// Protocol number of Wharf's routes and proxy neighbours (`ip route show proto 87`).
 pub const ROUTE_PROTOCOL: u8 = 87;
 
-/// Protocol number of Wharf's routes to containers of other nodes (`ip route show proto 88`).
+/// Protocol number of routes to containers of other nodes.
 pub const PEER_PROTOCOL: u8 = 88;
 
-/// Name of the interface that carries the router addresses.
+/// Name of the interface with the router addresses.
 pub const ROUTER_IFNAME: &str = "wharf0";
 
-/// Name of the overlay's interface. Not with the prefix of endpoints' links: their programs judge what leaves by them.
+/// Name of the overlay's interface, without the prefix of endpoints' links, whose programs judge what leaves by them.
 pub const OVERLAY_IFNAME: &str = "vxlan-wharf";
 
-/// Name of [`ROUTER_IFNAME`]'s peer, which has no addresses.
+/// Name of [`ROUTER_IFNAME`]'s peer, without addresses.
 pub const ROUTER_PEER_IFNAME: &str = "wharf0p";

@@ -1,5 +1,5 @@
-//! Detects host sides whose carrier was lost and came up again: when a container takes its interface down, the kernel
-//! removes routes and IPv6 addresses of the container's side for good.
+//! Detects host sides whose carrier came up again: when a container takes its interface down, the kernel removes the
+//! container side's routes and IPv6 addresses for good.
 
 use std::{
     collections::BTreeMap,
@@ -56,7 +56,7 @@ impl Carriers {
     }
 }
 
-/// A watch of the endpoints' links. With an earlier watch's [`Self::carriers`], it reports changes in between.
+/// A watch of the endpoints' links; also reports changes since the given [`Carriers`].
 pub struct LinkWatch {
     socket: AsyncFd<Watched>,
     carriers: Carriers,
@@ -71,7 +71,6 @@ impl AsRawFd for Watched {
     }
 }
 
-/// Not yet polled.
 pub(crate) struct Opened(Connection, Carriers, Vec<IfIndex>);
 
 /// Subscribes, then reads: a change in between is seen twice and reported once.
@@ -79,7 +78,6 @@ pub(crate) fn open(mut carriers: Carriers) -> Result<Opened> {
     let mut connection = Connection::open()?;
     connection.hear_links()?;
     let links = connection.dump(&link::get_all_veth())?.map_err(|refusal| refusal.into_error(OPERATION, "veth"))?;
-    // Drops links that are gone.
     let mut there = Carriers::default();
     there.record(links.clone());
     let mut reported = carriers.record(links);
@@ -105,8 +103,7 @@ impl LinkWatch {
             let mut guard = self.socket.readable_mut().await.map_err(|e| wrap(OPERATION, "NETLINK_ROUTE", &e))?;
             match guard.get_inner_mut().0.heard_datagram(Instant::now())? {
                 Some(messages) => self.reported = self.carriers.record(messages),
-                // Only now the socket is empty: more may follow an unparsable datagram, without another readiness
-                // event.
+                // Only now the socket is empty: an unparsable datagram may precede others.
                 None => guard.clear_ready(),
             }
         }
@@ -154,7 +151,6 @@ mod tests {
         let mut carriers = Carriers::default();
         carriers.0.insert(IfIndex(5), 1);
         let mut watch = LinkWatch::new(Opened(Connection::over(ours.into()), carriers, Vec::new())).expect("a watch");
-        // A header alone, of an unknown kind.
         let unknown = [&16_u32.to_ne_bytes()[..], &u16::MAX.to_ne_bytes(), &[0; 10]].concat();
         for datagram in [unknown.clone(), unknown, about_link(5, 2)] {
             kernel.send(&datagram).expect("send");

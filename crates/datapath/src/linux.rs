@@ -52,13 +52,13 @@ use crate::{
 pub struct OpenOptions {
     /// Mount point of a bpffs. Pins go to `<bpffs>/wharf/v<ABI version>`.
     pub bpffs: PathBuf,
-    /// Agent's run directory, for records of changed settings.
+    /// For records of changed settings.
     pub run_dir: PathBuf,
     /// `None` means clsact.
     pub attach_mode: Option<AttachMode>,
 }
 
-/// The kernel, in the network namespace of the opening thread. Calling threads must be in that namespace and in a tokio
+/// The kernel, in the opening thread's network namespace. Calls need that namespace and a tokio runtime. Clones share
 /// runtime. Clones share one state.
 #[derive(Clone)]
 pub struct LinuxKernel {
@@ -73,16 +73,14 @@ struct Inner {
     netns: NetnsThread,
     reaper: Reaper,
     /// Whether policy has redirects: the last argument of [`PolicyKernel::ensure_way_to_proxy`], else the first node
-    /// specification's value (later ones may be stale). Locked, on threads that may block, while the way to the proxy
-    /// changes.
+    /// specification's value. Locked, on blocking threads, while the way to the proxy changes.
     redirects: Mutex<Option<bool>>,
     events_taken: Arc<AtomicBool>,
     log_taken: Arc<AtomicBool>,
 }
 
 impl LinuxKernel {
-    /// Checks the kernel's features, opens or makes the shared maps and the sink, and starts two threads. Blocks for
-    /// some milliseconds.
+    /// Opens or makes shared maps and sink, and starts two threads. Blocks for milliseconds.
     ///
     /// # Errors
     /// `Permission`: not root, `NotFound`: no bpffs, `Unsupported`: old kernel, `Conflict`: another version's maps.
@@ -133,11 +131,11 @@ impl LinuxKernel {
         self.blocking("list pins", |k| k.bpf.other_versions()).await
     }
 
-    /// Takes over endpoints from other ABI versions without packet loss, and removes those versions' pins except for
+    /// Takes over endpoints from other ABI versions and removes their pins, except for `keep`. Repeatable, also after a
     /// the endpoints in `keep`. Repeatable, also after a SIGKILL.
     ///
     /// # Errors
-    /// The error says which version's programs are in force.
+    /// Names the version whose programs are in force.
     pub async fn upgrade(
         &self,
         endpoints: Vec<Takeover>,
@@ -147,7 +145,7 @@ impl LinuxKernel {
         self.blocking("upgrade endpoints", move |k| k.bpf.upgrade(&endpoints, &keep, &moves)).await
     }
 
-    /// Opens the log of the programs loaded with debug on. `program_id`: any `deliver` program of these.
+    /// Opens the log of the programs with debug on. `program_id`: any `deliver` of these.
     ///
     /// # Errors
     /// `NotFound`: gone or without debug, `Exhausted`: there is a reader already.
@@ -156,7 +154,7 @@ impl LinuxKernel {
         ProgramLog::new(records, &self.inner.log_taken)
     }
 
-    /// The job completes even when the future is dropped.
+    /// Completes even when the future is dropped.
     async fn blocking<T: Send + 'static>(
         &self,
         operation: &'static str,
@@ -172,7 +170,7 @@ impl LinuxKernel {
 }
 
 impl Inner {
-    /// Chained endpoints are reachable through other plugins.
+    /// Without chained endpoints.
     fn reachable(&self) -> Result<Vec<IpAddr>> {
         let rows = self.bpf.dump()?.endpoint_rows;
         Ok(rows.into_iter().filter(|row| row.direct != 0).map(|row| row.address).collect())
@@ -182,7 +180,6 @@ impl Inner {
         self.redirects.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// While no other job changes the way to the proxy.
     fn with_redirects<T>(&self, spec: &NodeSpec, job: impl FnOnce(&NodeSpec) -> T) -> T {
         let mut wanted = self.redirects();
         let redirects = *wanted.get_or_insert(spec.redirects);
@@ -389,7 +386,6 @@ impl EndpointKernel for LinuxKernel {
     async fn remove_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.blocking("make unreachable", move |k| {
-            // The first failure is returned.
             let ports = k.nat.unpublish(&record);
             crash::point("datapath/unreachable/after-ports");
             let held = k.announcer.hold();

@@ -27,7 +27,7 @@ pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     for message in networks::main_table(&mut connection)? {
         let RouteNetlinkMessage::NewRoute(m) = message else { continue };
         match default_over(&m) {
-            // With `net.ipv4.nexthop_compat_mode` the route also has the interfaces.
+            // The route may also have the interfaces (`net.ipv4.nexthop_compat_mode`).
             Some((over, Some(id))) if over.is_empty() => indexes.extend(nexthop::interfaces(&mut connection, id)?),
             Some((over, _)) => indexes.extend(over),
             None => {}
@@ -42,7 +42,6 @@ pub(crate) fn uplinks() -> Result<Vec<Uplink>> {
     Ok(found)
 }
 
-/// `None` for other than foreign default routes.
 fn default_over(m: &RouteMessage) -> Option<(Vec<u32>, Option<u32>)> {
     let is_default = route::destination_of(m).is_some_and(|to| to.prefix_len() == 0);
     let table = m.attributes.iter().find_map(|a| if let RouteAttribute::Table(t) = a { Some(*t) } else { None });
@@ -60,7 +59,7 @@ fn default_over(m: &RouteMessage) -> Option<(Vec<u32>, Option<u32>)> {
     Some((m.attributes.iter().flat_map(over).collect(), object))
 }
 
-/// A side may accept more than its peer sends, so the host side grows first and shrinks last.
+/// A side may accept more than its peer sends: the host side grows first and shrinks last.
 pub(crate) fn ensure(thread: &NetnsThread, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {
     if mtu >= record.mtu {
         host_side(record, mtu)?;

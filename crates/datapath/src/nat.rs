@@ -25,7 +25,6 @@ use crate::{
     },
 };
 
-/// Without nf_tables, or with a foreign table.
 fn is_none_of_ours(error: &KernelError) -> bool {
     matches!(error.kind, KernelErrorKind::Unsupported | KernelErrorKind::Conflict)
 }
@@ -33,19 +32,18 @@ fn is_none_of_ours(error: &KernelError) -> bool {
 pub(crate) struct Nat {
     nft: Nft,
     forwarding: Forwarding,
-    /// Locked while the table changes, so that a rewrite neither misses a port nor keeps a withdrawn one. Only on
+    /// Locked, on blocking threads, while the table changes: a rewrite must neither miss a port nor keep a withdrawn
     /// threads that may block.
     ports: Mutex<Ports>,
 }
 
 #[derive(Default)]
 struct Ports {
-    /// Also `None` before the first specification.
     masquerade: Option<Masquerade>,
     redirects: bool,
     /// Since this process began.
     published: BTreeSet<NatEntry>,
-    /// Tracked flows, not yet checked, may predate a change of the table.
+    /// Tracked flows may predate a change of the table.
     unlooked: bool,
 }
 
@@ -61,7 +59,6 @@ fn families(cidrs: &[IpNet]) -> Families {
     Families { ipv4: has(true), ipv6: has(false) }
 }
 
-/// Configured sources that the node does not have.
 fn absent_sources(masquerade: &Masquerade) -> Result<Vec<NodeProblem>> {
     let chosen = masquerade.source4.map(IpAddr::V4).into_iter().chain(masquerade.source6.map(IpAddr::V6));
     let chosen: Vec<IpAddr> = chosen.collect();
@@ -90,7 +87,6 @@ fn forget_stale_flows(entries: impl IntoIterator<Item = NatEntry>, pools: &[IpNe
         return Ok(());
     }
     let mut node: HashSet<_> = address::list_all(&mut Connection::open()?)?.into_iter().map(|(_, ip)| ip).collect();
-    // Addresses that only a route makes local.
     node.extend(mappings.iter().filter_map(|mapping: &PortMapping| mapping.host_ip));
     conntrack::remove_stale(&Published { mappings: &mappings, own: &own, node: &node, pools }).map(drop)
 }
@@ -134,15 +130,13 @@ impl Nat {
         let Some(masquerade) = &spec.masquerade else {
             return if spec.redirects { table.and(self.forwarding.take_back()) } else { self.remove() };
         };
-        // Also without nf_tables: packets between containers that take the stack need forwarding.
+        // Also without nf_tables: containers reach each other by the stack.
         self.forwarding.ensure(families(&masquerade.pools))?;
         table
     }
 
-    /// A node that does not masquerade has no table.
     pub(crate) fn publish(&self, record: &EndpointRecord) -> Result<()> {
         let entries = record.nat_entries();
-        // Endpoints without entries never wait for the lock.
         if entries.is_empty() {
             return Ok(());
         }
@@ -159,7 +153,7 @@ impl Nat {
             ports.published.retain(|entry| !new.contains(entry));
             return Err(e);
         }
-        // The controller scans a large connection table later, once for all endpoints.
+        // The controller scans a large table later, once for all endpoints.
         ports.unlooked = true;
         drop(ports);
         if conntrack::is_small() {
@@ -181,7 +175,7 @@ impl Nat {
             }
             (ports.published.clone(), ports.masquerade.as_ref().map(|m| m.pools.clone()).unwrap_or_default())
         };
-        // The entries are in force; the controller retries.
+        // The controller retries.
         if let Err(e) = forget_stale_flows(entries, &pools) {
             self.ports().unlooked = true;
             tracing::warn!("flows of containers may go on to where they went before: {e}");
@@ -205,7 +199,7 @@ impl Nat {
         if strays.is_empty() { Ok(()) } else { self.take_back(&strays) }
     }
 
-    /// Entries that no endpoint has. Empty if unreadable, which [`Self::observe`] reports.
+    /// Entries of no endpoint. Empty if unreadable.
     pub(crate) fn strays(&self) -> Vec<NatEntry> {
         let ports = self.ports();
         let there = self.there().ok().flatten().unwrap_or_default();
@@ -241,7 +235,6 @@ impl Nat {
         }
     }
 
-    /// A failed read is a problem too.
     pub(crate) fn observe(&self, spec: &NodeSpec) -> NatView {
         let mut view = NatView::default();
         let unseen = |e: KernelError| NodeProblem::Outbound { what: e.subject, cause: e.cause, repairable: false };
@@ -291,7 +284,7 @@ impl Nat {
         }
     }
 
-    /// Foreign chains that affect containers. Empty if unreadable.
+    /// Empty if unreadable.
     fn foreign(&self, spec: &NodeSpec) -> Vec<ForeignChain> {
         let published = self.ports().published.iter().any(|entry| matches!(entry, NatEntry::Port(_)));
         let uplinks = mtu::uplinks().unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Network namespaces: identification and visits. `setns` is permanent for a thread, so a dedicated thread enters the
-//! namespace, opens a socket (which stays there), and returns.
+//! Network namespaces. `setns` is permanent for a thread, so a dedicated thread enters the namespace, opens a socket
+//! (which stays there), and returns.
 
 use std::{
     fs::File,
@@ -36,7 +36,7 @@ const NS_GET_NSTYPE: libc::c_ulong = 0xb703;
 /// `SO_NETNS_COOKIE` of `asm-generic/socket.h` (Linux 5.14).
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// Visits take tens of microseconds; callers are blocking threads, which wait for room.
+/// Callers are blocking threads, which wait for room.
 const QUEUE: usize = 64;
 
 const OBSERVE: &str = "open network namespace";
@@ -56,7 +56,7 @@ impl AsFd for Netns {
 impl Netns {
     fn open(operation: &'static str, path: &Path) -> Result<Self> {
         let subject = || path.display().to_string();
-        // O_PATH does not open the file: a FIFO does not block, a device sees no open.
+        // O_PATH: a FIFO does not block, a device sees no open.
         let handle = open(path, OFlag::O_PATH | OFlag::O_CLOEXEC, Mode::empty())
             .map_err(|e| unresolved(operation, subject(), e))?;
         let not_one = |what: &str| {
@@ -93,7 +93,7 @@ fn unresolved(operation: &'static str, subject: String, errno: Errno) -> KernelE
     }
 }
 
-/// `SO_NETNS_COOKIE`; 0 where the kernel has none.
+/// 0 where the kernel has none.
 fn cookie(socket: &impl AsRawFd) -> u64 {
     let mut value = 0u64;
     let mut length = libc::socklen_t::try_from(size_of::<u64>()).unwrap_or_default();
@@ -124,7 +124,6 @@ struct Visit {
 
 /// The only thread that enters other namespaces. Drop ends it.
 pub(crate) struct NetnsThread {
-    /// `None` only during drop.
     queue: Option<SyncSender<Visit>>,
     thread: Option<JoinHandle<()>>,
     home: (u64, u64),
@@ -158,7 +157,6 @@ impl NetnsThread {
         self.connect_each(operation, [wanted])?.pop().unwrap_or_else(|| Err(ended(operation, subject())))
     }
 
-    /// Several namespaces in one visit; results in order.
     pub(crate) fn connect_each<'a>(
         &self,
         operation: &'static str,
@@ -202,7 +200,6 @@ impl NetnsThread {
         let (reply, answer) = sync_channel(1);
         let span = tracing::Span::current();
         let job: Job = Box::new(move || {
-            // The caller may have given up.
             let _unwanted = result.try_send(span.in_scope(&mut job));
         });
         let queue = self.queue.as_ref().ok_or_else(ended)?;
@@ -236,7 +233,7 @@ fn serve(visits: &Receiver<Visit>, home: &File) {
             Ok(())
         });
         if let Err(e) = setns(home, CloneFlags::CLONE_NEWNET) {
-            // The thread must not work in a wrong namespace: it ends.
+            // The thread must not work in a wrong namespace.
             tracing::error!(error = %e, "cannot return to the node's network namespace");
             return;
         }
@@ -256,7 +253,7 @@ pub(crate) fn observe(thread: &NetnsThread, path: &Path) -> Result<NetnsRef> {
     Ok(NetnsRef { path: path.to_owned(), dev: netns.dev, inode: netns.inode, cookie })
 }
 
-/// Tried in a temporary namespace, which ends with its thread.
+/// In a temporary namespace, which ends with its thread.
 pub(crate) fn probe_netkit() -> bool {
     use nix::sched::unshare;
     use rtnetlink::{

@@ -25,8 +25,7 @@ use crate::{
 };
 
 /// Networks that overlap with a CIDR: addresses, routes of the tables main and local, and, if rules lead to other
-/// tables with routes, lookups of each CIDR's first and last address, and of each network of these tables that overlaps
-/// with one.
+/// tables, lookups of each CIDR's ends and of these tables' overlapping networks.
 ///
 /// # Errors
 /// A refusal.
@@ -36,7 +35,7 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     let mut links = Links::new(&mut connection)?;
     let mut seen = NodeNetworks::default();
     let mut foreign = BTreeSet::new();
-    // It has copies of the router addresses.
+    // Has copies of the router addresses.
     let overlay = overlay::ours(&mut connection)?;
     for (ifindex, there) in address::list_all(&mut connection)? {
         let net = IpNet::from(there);
@@ -68,7 +67,6 @@ pub fn observe(cidrs: &[IpNet]) -> Result<NodeNetworks> {
     }
     let others = if asks { in_other_tables(&mut connection)? } else { Vec::new() };
     let others: Vec<Found> = others.into_iter().filter(|found| shares(&found.net)).collect();
-    // Many requests at once: there can be tens of thousands.
     let ends = cidrs.iter().filter(|_| asks).flat_map(|cidr| [cidr.network(), cidr.broadcast()]);
     let ends: BTreeSet<IpAddr> = ends.chain(others.iter().map(|found| found.net.network())).collect();
     for ends in ends.into_iter().collect::<Vec<_>>().chunks(LOOKUPS) {
@@ -110,9 +108,7 @@ pub(crate) fn of_addresses(ips: &[IpAddr]) -> Result<Vec<Option<NodeNetwork>>> {
 }
 
 const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
-/// Lookups whose answers are in memory at once.
 const LOOKUPS: usize = 256;
-/// The tables default and local (`linux/rtnetlink.h`).
 const DEFAULT: u8 = 253;
 const LOCAL: u8 = 255;
 
@@ -200,7 +196,6 @@ impl Links {
         self.routers.contains(&ifindex)
     }
 
-    /// With whether it is point to point.
     fn name(&mut self, connection: &mut Connection, ifindex: IfIndex) -> Result<(Option<String>, bool)> {
         if let Some(known) = self.names.get(&ifindex) {
             return Ok(known.clone());
@@ -224,7 +219,7 @@ impl Links {
     }
 }
 
-/// Rules included. `None` without a route, or for an unreachable one.
+/// `None` without a route, or for an unreachable one.
 pub(crate) fn look_up(connection: &mut Connection, ip: IpAddr) -> Result<Option<Found>> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(route::question(ip)), 0)?;
     found(connection, ip, answer)
@@ -245,7 +240,7 @@ fn found(connection: &mut Connection, ip: IpAddr, answer: Answer) -> Result<Opti
     Ok(Some(found))
 }
 
-/// Not of Wharf's. Whether a packet takes them depends on the rules.
+/// Foreign routes. Whether a packet takes them depends on the rules.
 fn in_other_tables(connection: &mut Connection) -> Result<Vec<Found>> {
     let mut routes = Vec::new();
     for family in FAMILIES {
@@ -267,7 +262,6 @@ fn tables(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     Ok(found)
 }
 
-/// Without routes to other nodes.
 pub(crate) fn main_table(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     let mut found = table(connection, AddressFamily::Inet, RouteHeader::RT_TABLE_MAIN)?;
     found.extend(table(connection, AddressFamily::Inet6, RouteHeader::RT_TABLE_MAIN)?);

@@ -1,5 +1,4 @@
-//! The router interface, the unreachable routes that keep unknown endpoint addresses on the node, and the routes to
-//! other nodes.
+//! The router interface, the pools' unreachable routes, and the routes to other nodes.
 
 use std::net::IpAddr;
 
@@ -24,10 +23,9 @@ use crate::{
 
 const OPERATION: &str = "set up node";
 
-/// Makes the router interface with exactly the router addresses (a veth pair: not every kernel has dummy), and
-/// unreachable routes for exactly the pools' CIDRs. A router address elsewhere on the node is a conflict; a foreign
-/// route to the same destination stays and takes precedence. A route to another node that the kernel refuses is no
-/// error, nor is an overlay that cannot be made: everything else on the node works. Returns the missing routes.
+/// Makes the router interface with exactly the router addresses, and unreachable routes for exactly the pools' CIDRs. A
+/// router address elsewhere is a conflict; a foreign route to the same destination stays. A refused route to another
+/// node, or a failed overlay, is no error. Returns the missing routes.
 pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<MissingRoute>> {
     let mut connection = Connection::open()?;
     let wanted = spec.routers();
@@ -49,7 +47,7 @@ pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<MissingRoute
         let to = route.destination;
         steps.push(Step::add(to.addr(), route.add(), format!("unreachable route {to}")));
     }
-    // Of removed pools, or with an earlier version's metric.
+    // Of removed pools or earlier versions.
     for old in ours.iter().filter(|r| !cidrs.contains(r)) {
         let to = old.destination;
         steps.push(Step::remove(to.addr(), old.remove(), format!("unreachable route {to}")));
@@ -61,7 +59,7 @@ pub(crate) fn ensure_node(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<MissingRoute
     bpf.note_overlay_failure(failure.clone());
     let overlay = match made {
         Ok(overlay) => overlay,
-        // An interface of before keeps its routes and its filter.
+        // An earlier device keeps its routes.
         Err(_) => overlay::ours(&mut connection)?,
     };
     let missing = peers::ensure(&mut connection, spec, overlay, failure.as_deref())?;
@@ -179,7 +177,7 @@ pub(crate) fn observe(spec: &NodeSpec, bpf: &Bpf) -> Result<Vec<NodeProblem>> {
     Ok(wrong)
 }
 
-/// Also removes the way to the proxy. Succeeds when already gone.
+/// Succeeds when already gone.
 pub(crate) fn remove_node() -> Result<()> {
     let mut connection = Connection::open()?;
     let mut steps = Vec::new();

@@ -110,13 +110,13 @@ fn observe_host(
     bpf.observe_hooks(host, seen.ifindex, record, opened, problems)?;
     for address in record.addresses() {
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
-        // Reading the table costs more with many endpoints.
+        // Reading the whole table costs more.
         let look_up = networks::look_up(host, address)?;
         if look_up.as_ref().is_some_and(|found| found.is_ours_to(to, expected)) {
             continue;
         }
         if route::of_link(host, expected, Some(ROUTE_PROTOCOL))?.iter().any(|r| r.destination == to) {
-            // `ignore_routes_with_linkdown` hides routes over a link without carrier.
+            // `ignore_routes_with_linkdown` hides routes without carrier.
             if seen.running {
                 let found = look_up.map(|found| found.into_lookup(host)).transpose()?;
                 let expected = record.host_ifname.to_string();

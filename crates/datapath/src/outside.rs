@@ -1,4 +1,4 @@
-//! Parsers of untrusted bytes, for the fuzz targets. They accept any bytes.
+//! Parsers of untrusted bytes, for the fuzz targets.
 
 use std::{collections::HashSet, io, net::IpAddr};
 
@@ -8,7 +8,7 @@ use zerocopy::FromBytes as _;
 
 use crate::{bpf::rows::table_row, netlink};
 
-/// Parses a netlink datagram: per message the sequence number and the content.
+/// Sequence number and content of a netlink datagram's messages.
 ///
 /// # Errors
 /// The datagram does not end where its messages do.
@@ -22,19 +22,19 @@ pub fn conntrack_message(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<boo
     netlink::conntrack::is_of(message, wanted)
 }
 
-/// Parses a sock_diag message: the client of a proxy's connection.
+/// The client in a sock_diag message of a proxy's connection.
 #[must_use]
 pub fn socket_message(message: &[u8]) -> Option<IpAddr> {
     netlink::sockets::client_of(message).ok().flatten()
 }
 
-/// True if any nf_tables parser accepts the message.
+/// Whether an nf_tables parser accepts the message.
 #[must_use]
 pub fn nft_message(message: &[u8]) -> bool {
     netlink::nft::is_readable(message)
 }
 
-/// Parses a row of the endpoint table. `None` for bytes of another length.
+/// A row of the endpoint table. `None` for another length.
 #[must_use]
 pub fn endpoint_row(key: &[u8], value: &[u8]) -> Option<EndpointTableRow> {
     let (key, value) = (EndpointKey::read_from_bytes(key).ok()?, EndpointRow::read_from_bytes(value).ok()?);

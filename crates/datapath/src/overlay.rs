@@ -1,11 +1,5 @@
-//! The overlay's device: one VXLAN interface for all nodes and both families. Each route has the tunnel's ends
-//! (`peers`); the filter (`bpf::overlay`) judges what arrives.
-//!
-//! The device has copies of the router addresses: a masqueraded packet gets an address of its device as source, and the
-//! answer to that address returns by the overlay.
-//!
-//! The device resolves no neighbours (`NOARP`): a frame has the sender's own link-layer address as its destination, and
-//! the receiver's filter accepts any.
+//! The overlay's device: one VXLAN interface for all nodes and both families (docs/design/datapath.md, "Overlay").
+//! Routes have the tunnel's ends (`peers`); the filter (`bpf::overlay`) judges what arrives.
 
 use std::{
     hash::{BuildHasher as _, Hasher as _, RandomState},
@@ -41,17 +35,15 @@ use crate::{
 const OPERATION: &str = "set up overlay";
 /// No endpoint's mark has this form.
 const MARK: &str = "wharf:overlay";
-/// Exists if the kernel can have VXLAN interfaces.
 const MODULE: &str = "/sys/module/vxlan";
 
 struct Device {
     seen: LinkSeen,
-    /// `None` for another kind of interface.
+    /// `None` for another kind.
     port: Option<u16>,
     external: bool,
 }
 
-/// The interface with the overlay's name, and Wharf's under another name.
 struct Found {
     named: Option<Device>,
     renamed: Option<Device>,
@@ -119,21 +111,20 @@ impl Device {
         self.port.is_some() && self.seen.alias.as_deref() == Some(MARK)
     }
 
-    /// By its mark. An unmarked one that is down is of a creation that was cut off.
+    /// By its mark, or an unmarked device that is down: an interrupted creation.
     fn is_ours(&self) -> bool {
         let is_made_here = self.seen.mac.is_some_and(|mac| mac.0.starts_with(&MAC_PREFIX));
         let is_unfinished = self.external && is_made_here && !self.seen.up && self.seen.alias.is_none();
         self.is_marked() || self.port.is_some() && is_unfinished
     }
 
-    /// Its kind's settings cannot be changed.
     fn fits(&self, spec: &OverlaySpec) -> bool {
         self.external && self.port == Some(spec.port) && self.is_marked()
     }
 }
 
-/// The device, with its filter and addresses; without a specification none of them. An error leaves the device down or
-/// absent, if it was never up, unless only an address is refused.
+/// Without a specification, removes the device. An error leaves a device that was never up down or absent, unless only
+/// an address is refused.
 pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -> Result<Option<IfIndex>> {
     let Found { named, renamed } = Found::look(connection)?;
     let Some(spec) = &node.overlay else {
@@ -143,7 +134,6 @@ pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) ->
         bpf.forget_overlay();
         return Ok(None);
     };
-    // First: the map does not wait for the device.
     bpf.ensure_overlay(spec)?;
     let kept = match (named, renamed) {
         (Some(device), _) if !device.is_ours() => {
@@ -190,7 +180,7 @@ pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) ->
     Ok(Some(ifindex))
 }
 
-/// False if the kernel renames only links that are down (before 6.2): then the routes are lost, too.
+/// False if the kernel renames only links that are down (before 6.2); the routes would be lost.
 fn rename_back(connection: &mut Connection, device: &Device) -> Result<bool> {
     let LinkSeen { name, ifindex, .. } = &device.seen;
     tracing::warn!(from = name, to = OVERLAY_IFNAME, "the overlay's interface was renamed; renaming it back");
@@ -202,7 +192,7 @@ fn rename_back(connection: &mut Connection, device: &Device) -> Result<bool> {
     }
 }
 
-/// Without IPv6 on the device, its IPv6 address is missing, which [`observe`] reports.
+/// Without IPv6 on the device, [`observe`] reports the missing address.
 fn ensure_addresses(connection: &mut Connection, ifindex: IfIndex, routers: &[IpAddr]) -> Result<()> {
     let (old, new) = address::difference(&address::list(connection, ifindex)?, routers);
     let removals = old.iter().map(|a| address::remove(ifindex, *a));
@@ -275,10 +265,9 @@ fn taken(port: u16) -> KernelError {
 /// Of an interface that is not marked yet: locally administered.
 const MAC_PREFIX: [u8; 2] = [0x0a, 0x57];
 
-/// A node drops frames with its own address as source, so two nodes must not have one: the address that udev derives
-/// from the machine's id is the same on clones.
+/// Unique, because a node drops frames with its own address as source. The address that udev derives from the machine's
+/// id is the same on clones.
 fn random_mac() -> MacAddr {
-    // The standard library seeds it from the system.
     let [a, b, c, d, ..] = RandomState::new().build_hasher().finish().to_be_bytes();
     let [first, second] = MAC_PREFIX;
     MacAddr([first, second, a, b, c, d])
@@ -299,7 +288,7 @@ fn run(connection: &mut Connection, steps: Vec<crate::netlink::Request>) -> Resu
     Ok(())
 }
 
-/// Succeeds when already gone. Routes go with the device.
+/// Succeeds when already gone.
 pub(crate) fn remove(connection: &mut Connection, ifindex: IfIndex) -> Result<()> {
     match connection.batch(vec![link::delete(ifindex)])?.pop() {
         Some(Err(refusal)) if !refusal.is(libc::ENODEV) => {
@@ -311,13 +300,11 @@ pub(crate) fn remove(connection: &mut Connection, ifindex: IfIndex) -> Result<()
     Ok(())
 }
 
-/// Wharf's device, under any name.
 pub(crate) fn ours(connection: &mut Connection) -> Result<Option<IfIndex>> {
     Ok(Found::look(connection)?.ours().map(|device| device.seen.ifindex))
 }
 
-/// Of the device, its filter and its addresses. A foreign interface of that name is a problem only if the overlay is
-/// needed.
+/// A foreign interface of that name is a problem only if the overlay is needed.
 pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let problem = |cause: String| vec![NodeProblem::Overlay { cause, repairable: true }];
     let found = Found::look(connection)?;
@@ -325,7 +312,7 @@ pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -
         let left = found.ours().map(|device| problem(format!("no route uses it, but {} is there", device.seen.name)));
         return Ok(left.unwrap_or_default());
     };
-    // What the agent could not do itself, it cannot repair.
+    // The agent cannot repair what it failed to make.
     let failure = bpf.overlay_failure();
     let after_failure = |what: &str| {
         let why = failure.as_ref().map_or_else(String::new, |why| format!(": {why}"));

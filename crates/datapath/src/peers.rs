@@ -1,6 +1,5 @@
-//! Routes to containers of other nodes, and behind each an unreachable route: while the link of the first is missing,
-//! no packet takes another route of the node. Only routes with [`crate::PEER_PROTOCOL`] and Wharf's metrics are
-//! changed.
+//! Routes to containers of other nodes, and behind each an unreachable route: while the first one's link is missing, no
+//! packet takes another route of the node. Only routes with [`crate::PEER_PROTOCOL`] and Wharf's metrics are changed.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,13 +33,12 @@ pub(crate) fn list(connection: &mut Connection) -> Result<Vec<PeerRoute>> {
     Ok(route::to_peers(connection)?.into_iter().filter_map(route).collect())
 }
 
-/// Destinations of Wharf's unreachable routes.
 pub(crate) fn unreachable_to(connection: &mut Connection) -> Result<BTreeSet<IpNet>> {
     let found = route::unreachable(connection, PEER_PROTOCOL)?;
     Ok(found.into_iter().filter(Route::is_unreachable_peer).map(|route| route.destination).collect())
 }
 
-/// `None` without the overlay that it needs.
+/// `None` without the needed overlay.
 fn wanted(spec: &NodeSpec, peer: &PeerRoute, overlay: Option<IfIndex>) -> Option<Route> {
     let (remote, local) = match peer.via {
         NextHop::Direct(via) => return Some(Route::to_peer(peer.to, via)),
@@ -48,12 +46,12 @@ fn wanted(spec: &NodeSpec, peer: &PeerRoute, overlay: Option<IfIndex>) -> Option
     };
     let settings = spec.overlay.as_ref()?;
     let tunnel = Tunnel { vni: settings.vni, remote, local };
-    // An address of a container's network: answers take the overlay, too.
+    // Answers take the overlay, too.
     let router = if peer.to.addr().is_ipv4() { spec.router4.map(IpAddr::V4) } else { spec.router6.map(IpAddr::V6) };
     Some(Route::by_overlay(peer.to, tunnel, settings.mtu, overlay?, router))
 }
 
-/// A direct route's link is the kernel's choice, and so is its source.
+/// The kernel chooses a direct route's link and source.
 fn is_the_same(there: &Route, wanted: &Route) -> bool {
     match wanted.tunnel {
         Some(_) => there == wanted,
@@ -61,9 +59,8 @@ fn is_the_same(there: &Route, wanted: &Route) -> bool {
     }
 }
 
-/// Exactly these routes. A destination that changes its next hop is replaced, so that no packet finds no route. An
-/// unreachable route is made before the route that it is behind, and removed after it. A refused request does not keep
-/// the others from the kernel. Returns the missing routes. `overlay`: its interface. `failure`: why it lacks something.
+/// Makes exactly these routes. An unreachable route is made before its route, and removed after it. A refused request
+/// does not stop the others. `failure`: why the overlay is incomplete. Returns the missing routes.
 pub(crate) fn ensure(
     connection: &mut Connection,
     spec: &NodeSpec,
@@ -105,8 +102,8 @@ pub(crate) fn ensure(
     for (requests, asked, is_removal, point) in groups.into_iter().filter(|(requests, ..)| !requests.is_empty()) {
         for (n, answer) in connection.batch(requests)?.into_iter().enumerate() {
             match answer {
-                // Not an error, because the caller reports the missing route: the next hop's link is down, or another
-                // program's route has this destination and metric.
+                // The caller reports the missing route: the next hop's link is down, or a foreign route has this
+                // destination and metric.
                 Err(refusal) if !is_removal && is_of_the_network(&refusal) => {
                     if let Some((to, by_overlay)) = asked.get(n) {
                         let why = match failure {
@@ -129,7 +126,6 @@ pub(crate) fn ensure(
     failed.map_or(Ok(missing), Err)
 }
 
-/// Without any. Succeeds when already gone.
 pub(crate) fn remove_all(connection: &mut Connection) -> Result<()> {
     for route in route::to_peers(connection)? {
         remove_route(connection, &route)?;
@@ -151,27 +147,23 @@ fn remove_route(connection: &mut Connection, route: &Route) -> Result<()> {
     Ok(())
 }
 
-/// Succeeds when already gone.
 pub(crate) fn remove(peer: &PeerRoute) -> Result<()> {
     let mut connection = Connection::open()?;
     let route = route::to_peers(&mut connection)?.into_iter().find(|route| route.destination == peer.to.trunc());
     route.map_or(Ok(()), |route| remove_route(&mut connection, &route))
 }
 
-/// Succeeds when already gone.
 pub(crate) fn remove_unreachable(to: IpNet) -> Result<()> {
     remove_route(&mut Connection::open()?, &Route::unreachable_peer(to))
 }
 
-/// The state of the node's links and routes refuses the route, or the kernel has no IPv6 or no lightweight tunnels: not
-/// a defect of the request.
+/// The node's links and routes, or the kernel's features, refuse the route: not a defect of the request.
 fn is_of_the_network(refusal: &crate::netlink::Refusal) -> bool {
     let of_links = [libc::EEXIST, libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ENETDOWN, libc::EINVAL, libc::ENODEV];
     let of_the_kernel = [libc::EACCES, libc::EOPNOTSUPP, libc::EAFNOSUPPORT];
     of_links.into_iter().chain(of_the_kernel).any(|errno| refusal.is(errno))
 }
 
-/// Missing routes, routes with another next hop, missing unreachable routes, and leftovers.
 pub(crate) fn observe(connection: &mut Connection, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
     let overlay = overlay::ours(connection)?;
     let (mut there, mut behind) = (by_destination(connection)?, unreachable_to(connection)?);

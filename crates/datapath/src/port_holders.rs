@@ -1,7 +1,5 @@
-//! Processes that hold a port of the node.
-//!
-//! Podman reserves a published port with a socket of the container's monitor (conmon), under which `podman network
-//! reload` and `connect` publish the port: this holder is no conflict.
+//! Processes that hold a port of the node. Podman publishes ports that a socket of the container's monitor (conmon)
+//! reserves: this holder is no conflict.
 
 use std::{
     collections::HashSet,
@@ -42,7 +40,7 @@ impl Socket {
     }
 }
 
-/// With a holder other than the container's monitor. Invisible holders (another PID namespace) count as others.
+/// Invisible holders (another PID namespace) are not the container's monitor.
 pub(crate) fn first_of_others<'a>(container: &ContainerId, held: &'a [PortMapping]) -> Option<&'a PortMapping> {
     let first = held.first()?;
     let look = || -> io::Result<_> {
@@ -60,8 +58,7 @@ pub(crate) fn first_of_others<'a>(container: &ContainerId, held: &'a [PortMappin
     })
 }
 
-/// Sockets that only the container's monitor holds. Skips other network namespaces: containers may have many
-/// descriptors, and no runtime passes a port's socket into one.
+/// Only held by the container's monitor. Skips other network namespaces, whose processes may have many descriptors.
 fn held_by_monitor(container: &ContainerId, inodes: &HashSet<u64>) -> io::Result<HashSet<u64>> {
     let netns = |path: PathBuf| fs::metadata(path).map(|netns| (netns.dev(), netns.ino()));
     let own = netns("/proc/thread-self/ns/net".into())?;
@@ -76,7 +73,7 @@ fn held_by_monitor(container: &ContainerId, inodes: &HashSet<u64>) -> io::Result
             .filter_map(|descriptor| inode_of(&fs::read_link(descriptor.ok()?.path()).ok()?))
             .filter(|inode| inodes.contains(inode))
             .collect();
-        // Only now: reading a command line waits for the process's memory.
+        // Reading a command line waits for the process's memory.
         if !held.is_empty() {
             if is_monitor(container, &process) { &mut of_monitor } else { &mut of_others }.extend(held);
         }
@@ -99,7 +96,6 @@ fn is_monitor(container: &ContainerId, process: &Path) -> bool {
             .any(|pair| matches!(pair, [b"-c" | b"--cid", id] if *id == container.as_str().as_bytes()))
 }
 
-/// Of this thread's network namespace.
 fn sockets() -> io::Result<Vec<Socket>> {
     let mut sockets = Vec::new();
     for (protocol, table) in
@@ -107,7 +103,6 @@ fn sockets() -> io::Result<Vec<Socket>> {
     {
         let lines = match File::open(format!("/proc/thread-self/net/{table}")) {
             Ok(file) => BufReader::new(file).lines(),
-            // Without IPv6.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };
@@ -118,7 +113,7 @@ fn sockets() -> io::Result<Vec<Socket>> {
     Ok(sockets)
 }
 
-/// Parses a line of `/proc/net/tcp` (proc_net_tcp.rst); `None` for heading and connections.
+/// A line of `/proc/net/tcp` (proc_net_tcp.rst); `None` for heading and connections.
 fn socket(protocol: Protocol, line: &str) -> Option<Socket> {
     let fields: Vec<&str> = line.split_ascii_whitespace().collect();
     let [_, local, _, state, .., _] = *fields.as_slice() else { return None };
@@ -128,7 +123,7 @@ fn socket(protocol: Protocol, line: &str) -> Option<Socket> {
     let (ip, port) = local.split_once(':')?;
     let mut octets = [0; 16];
     for (word, at) in octets.chunks_exact_mut(4).zip((0..ip.len()).step_by(8)) {
-        // Each word is in host byte order.
+        // Host byte order.
         word.copy_from_slice(&u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?.to_ne_bytes());
     }
     let ip = match (ip.len(), octets) {
@@ -158,7 +153,6 @@ mod tests {
         }
     }
 
-    /// Like the monitor of container `64`.
     fn monitor(listener: &TcpListener) -> Child {
         let socket = OwnedFd::from(listener.try_clone().expect("a copy"));
         Command::new("head").args(["-c", "64"]).stdin(Stdio::piped()).stdout(socket).spawn().expect("started")

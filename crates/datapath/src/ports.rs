@@ -39,8 +39,7 @@ pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Resu
                              an interface";
                 return Err(refused(KernelErrorKind::Unsupported, cause.to_owned()));
             }
-            // The route lookup adds networks that only a route makes local, and omits addresses of interfaces that are
-            // down.
+            // The lookup adds addresses that only a route makes local, but omits interfaces that are down.
             let has = ip.is_ipv4() && ip.is_loopback()
                 || own.iter().any(|(_, there)| *there == ip)
                 || connection.as_mut().map_or(Ok(false), |connection| route::ends_here(connection, ip))?;
@@ -63,13 +62,12 @@ pub(crate) fn observe(container: &ContainerId, mappings: &[PortMapping]) -> Resu
     Err(fail(OPERATION, mapping.to_string(), KernelErrorKind::Exists, cause))
 }
 
-/// The probe binds but does not listen.
 fn held(mapping: &PortMapping) -> io::Result<bool> {
     let (kind, reuses) = match mapping.protocol {
         // A port of closed connections is free.
         Protocol::Tcp => (SockType::Stream, true),
         Protocol::Udp => (SockType::Datagram, false),
-        // A probe would load the SCTP module.
+        // A probe would load the module.
         Protocol::Sctp => return Ok(false),
     };
     let (family, every) = match mapping.container.is_ipv4() {
@@ -99,7 +97,6 @@ mod tests {
 
     #[test]
     fn a_port_below_1024_needs_no_right_of_its_own() {
-        // Capabilities are per thread.
         caps::drop(None, caps::CapSet::Effective, caps::Capability::CAP_NET_BIND_SERVICE).expect("dropped");
         let mapping = |container: &str| PortMapping {
             protocol: Protocol::Tcp,

@@ -20,7 +20,7 @@ use crate::{
 
 const OPERATION: &str = "read program log";
 
-/// Passes log records to the `log` crate's logger. All programs share one ring buffer and one reader.
+/// Passes log records to the `log` crate. All programs share one ring buffer and one reader.
 pub struct ProgramLog {
     ring: AsyncFd<OwnedFd>,
     flush: Flush,

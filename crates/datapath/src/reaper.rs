@@ -1,13 +1,12 @@
 //! The deletion of links.
 //!
-//! Deleting a veth pair has two parts. Under RTNL the kernel removes both sides from its lookup tables, and reports
-//! `RTM_DELLINK`: well below a millisecond. Then it waits, in the caller's `sendmsg`, until every CPU has released the
-//! devices: 12 to 20 ms, once for a group of links. So requests that arrive during a batch form the next batch. One
-//! thread selects links and listens for the report; a thread per batch sends the request and waits.
+//! Under RTNL the kernel removes both sides of a veth pair from its lookup tables and reports `RTM_DELLINK`, in well
+//! below a millisecond. Then the caller's `sendmsg` waits until every CPU has released the devices: 12 to 20 ms, once
+//! for a group of links. So requests that arrive during a batch form the next batch. One thread selects links and
+//! listens for the report; a thread per batch sends the request and waits.
 //!
-//! At the host side's `RTM_DELLINK` both sides have left the tables (`unregister_netdevice_many_notify` of
-//! `net/core/dev.c`), but the container side's addresses, sysctls and sysfs entries go a moment later, before RTNL is
-//! released: see [`await_rtnl`]. After a lost report, the removal waits for the kernel's answer.
+//! The container side's addresses, sysctls and sysfs entries go after the report, before RTNL is released
+//! (`unregister_netdevice_many_notify` of `net/core/dev.c`): see [`await_rtnl`].
 
 use std::{
     collections::BTreeMap,
@@ -41,7 +40,7 @@ const BATCH: usize = 256;
 const BATCHES: usize = 8;
 /// Poll interval for a batch without a report.
 const CHECK: Duration = Duration::from_millis(5);
-/// Unlikely to be in use, and positive as a signed number.
+/// Positive as a signed number.
 const GROUP_BASE: u32 = 1 << 30;
 
 const OPERATION: &str = "remove link";
@@ -59,7 +58,6 @@ struct Order {
 
 /// Drop ends the thread after the queued deletes.
 pub(crate) struct Reaper {
-    /// `None` only during drop.
     queue: Option<SyncSender<Order>>,
     thread: Option<JoinHandle<()>>,
 }
@@ -82,7 +80,6 @@ impl Reaper {
         Ok(Self { queue: Some(queue), thread: Some(thread) })
     }
 
-    /// A missing link is no error.
     pub(crate) async fn remove(&self, link: &LinkRef) -> Result<Removal> {
         let subject = link.host_ifname.to_string();
         let (reply, answer) = oneshot::channel();
@@ -122,7 +119,6 @@ fn serve(orders: &Receiver<Order>, mut connection: Connection) {
         }
         batches.retain(|batch| !batch.is_finished());
         if batches.len() >= BATCHES {
-            // A panicked batch dropped its replies.
             let _ended = batches.remove(0).join();
         }
     }
@@ -137,7 +133,6 @@ struct Doomed {
     orders: Vec<Order>,
 }
 
-/// Replies to orders whose link is missing or foreign.
 fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
     let questions = batch.iter().map(|o| link::get_by_name(o.link.host_ifname.as_str())).collect();
     let answers = match connection.batch(questions) {
@@ -173,7 +168,6 @@ fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
                 let _unwanted = released.send(Ok(()));
                 let _unwanted = order.reply.send(Ok(Removal { existed: false, unlisted: true, release }));
             }
-            // The caller's retry finds the link again.
             Err(e) => drop(order.reply.send(Err(e))),
         }
     }
@@ -187,8 +181,7 @@ fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex
     Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 
-/// Replies when the kernel reports the removal or the thread ends. Returns the thread while it waits for the kernel's
-/// answer.
+/// Replies when the kernel reports the removal. Returns the thread if it still waits for the kernel's answer.
 fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
     let mut reports = Connection::open().and_then(|mut c| c.hear_links().map(|()| c));
     let (mut waiting, mut targets) = (BTreeMap::new(), Vec::with_capacity(doomed.len()));
@@ -207,7 +200,6 @@ fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
         Ok(thread) => thread,
         Err(error) => {
             tracing::error!(%error, "start a thread that deletes links");
-            // The closure dropped the releases.
             waiting.into_values().for_each(|replies| answer(Some(replies), false));
             return None;
         }
@@ -232,7 +224,6 @@ fn delete(doomed: Vec<Doomed>) -> Option<JoinHandle<()>> {
     if let Err(error) = reports {
         tracing::warn!(%error, "listen to removed links; the kernel's answer is awaited instead");
     }
-    // A panicked thread dropped its releases.
     let _ended = thread.join();
     waiting.into_values().for_each(|replies| answer(Some(replies), false));
     None
@@ -302,10 +293,8 @@ fn delete_all(targets: &[Target]) -> Result<BTreeMap<usize, wharf_core::kernel::
     Ok(refused)
 }
 
-/// A random link group (`ip link show group N`) per batch. A collision is one in a billion, so a batch need not look
-/// for foreign members.
+/// A collision is one in a billion: foreign members are not checked.
 fn random_group() -> u32 {
-    // Seeded from the kernel's random numbers.
     let [a, b, c, d, ..] = RandomState::new().hash_one(0_u8).to_le_bytes();
     u32::from_le_bytes([a, b, c, d]) % GROUP_BASE + GROUP_BASE
 }
@@ -316,7 +305,6 @@ fn delete_group(connection: &mut Connection, group: u32, targets: &[Target]) -> 
         .iter()
         .map(|target| link::set(LinkUnspec::new_with_index(target.ifindex.0).link_group(group).build()))
         .collect();
-    // Refused only if already gone.
     connection.batch(requests)?;
     crash::point("datapath/reaper/after-group");
     let message = LinkUnspec::new_with_index(0).link_group(group).build();

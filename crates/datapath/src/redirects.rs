@@ -1,26 +1,16 @@
 //! The node's part of redirects to the proxy: packets with [`MARK_TO_PROXY`] are delivered to the node, whatever their
-//! destination.
+//! destination. docs/l7.md ("On the node") lists the parts, present only while policy has redirects. Row 0 of
+//! `PROFILES` names the router's link to the programs.
 //!
-//! | part | purpose |
-//! |---|---|
-//! | rules | route marked packets by table [`TABLE`], before any foreign rule, and drop the rest |
-//! | routes | the table's only routes: everything is local |
-//! | settings of the router's link | accept packets from any source |
-//! | row 0 of `PROFILES` | names that link to the programs |
-//! | chains of `table inet wharf` | deliver to the proxy's listener, mark its replies, drop forwarded marked packets |
+//! **Only the proxy may get a marked packet**, even if another program removed a part. Without the chains the port
+//! stays in the mark: the first rule matches marks without a port, the second rule drops the others. Without the first
+//! rule or the route the second rule drops all; without rules the chain `redirected-lost` does. Packets to the node's
+//! addresses precede all rules: without the chains they reach the node's sockets.
 //!
-//! [`crate::nat`] makes the chains. All parts are present only while policy has redirects.
-//!
-//! **Each part may be missing** if another program removed it (`nft flush ruleset`, systemd-networkd), but only the
-//! proxy may get a marked packet. Without the chains the port stays in the mark: the first rule matches marks without a
-//! port, the second rule drops the others. Without the first rule or the route the second rule drops all; without rules
-//! the forward chain does. Packets to the node's addresses pass before any rule: without the chains they reach the
-//! node's sockets.
-//!
-//! **Any source.** `rp_filter` checks that the route to a packet's source leads to the link of arrival. With
-//! `src_valid_mark` that lookup uses the mark and finds the table's route, over that link; `accept_local` permits a
-//! source with a local route (Documentation/networking/ip-sysctl.rst). An address of the node has its route over
-//! another link, which `rp_filter` 2 permits.
+//! **Any source.** `rp_filter` checks that a packet's source is routed over the link of arrival. With `src_valid_mark`
+//! that lookup uses the mark and finds the table's route; `accept_local` permits a local source
+//! (Documentation/networking/ip-sysctl.rst). `rp_filter` 2 permits the node's addresses, which are routed over another
+//! link.
 
 use rtnetlink::{
     packet_core::{NLM_F_CREATE, NLM_F_EXCL},
@@ -55,12 +45,11 @@ const TABLE: u32 = 0x7768_0000;
 const PRIORITY: u32 = 87;
 const PORT: u32 = u32::MAX << MARK_PORT_SHIFT;
 pub(crate) const FAMILIES: [AddressFamily; 2] = [AddressFamily::Inet, AddressFamily::Inet6];
-/// Of the router's link, to accept packets from any source.
 const SETTINGS: [(&str, &str); 2] = [("src_valid_mark", "1"), ("accept_local", "1")];
-/// Likewise, also for [`crate::translated`]; it stays until the link is removed.
+/// Also for [`crate::translated`]; stays until the link is removed.
 const SOURCE_CHECK: (&str, &str) = ("rp_filter", "2");
-/// Must be zero: otherwise marked packets fail the source check on other links, or the node's replies carry the mark
-/// and stay on the node.
+/// Must be zero, or marked packets fail the source check on other links, or the node's replies carry the mark and stay
+/// on the node.
 const STOP_REDIRECTS: [&str; 4] =
     ["ipv4/conf/all/src_valid_mark", "ipv4/tcp_fwmark_accept", "ipv4/fwmark_reflect", "ipv6/fwmark_reflect"];
 
@@ -68,7 +57,7 @@ fn setting(ifname: &str, name: &str) -> String {
     format!("ipv4/conf/{ifname}/{name}")
 }
 
-/// In order: one for marks without a port, one that drops the rest.
+/// The first for marks without a port, the second drops the rest.
 fn rules(family: AddressFamily) -> [(&'static str, RuleMessage); 2] {
     let rule = |mask, priority| {
         let mut m = RuleMessage::default();
@@ -88,7 +77,6 @@ fn rules(family: AddressFamily) -> [(&'static str, RuleMessage); 2] {
     [("rule to table", to_table), ("rule behind table", drops)]
 }
 
-/// `over`: the router's link, not needed for a removal.
 fn everything(family: AddressFamily, over: Option<IfIndex>) -> RouteMessage {
     let mut m = RouteMessage::default();
     m.header.address_family = family;
@@ -103,7 +91,7 @@ fn everything(family: AddressFamily, over: Option<IfIndex>) -> RouteMessage {
 /// All parts except the chains. Needs the router's link.
 pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     if !wanted {
-        // First the programs stop sending packets there.
+        // First, so that programs send no more packets there.
         bpf.ensure_way_to_proxy(EndpointProfile::default())?;
         take_back_settings()?;
         return remove();
@@ -115,7 +103,6 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     accept_any_source()?;
     for (name, value) in SETTINGS {
         let path = setting(ROUTER_IFNAME, name);
-        // The link's removal removes the setting.
         if read(&path)? != value {
             set(&path, value)?;
         }
@@ -135,7 +122,6 @@ pub(crate) fn ensure(bpf: &Bpf, wanted: bool) -> Result<()> {
     bpf.ensure_way_to_proxy(row)
 }
 
-/// By the router's link, of which the packet's source has a route over another one.
 pub(crate) fn accept_any_source() -> Result<()> {
     let (name, value) = SOURCE_CHECK;
     let path = setting(ROUTER_IFNAME, name);
@@ -218,7 +204,6 @@ pub(crate) fn family_name(family: AddressFamily) -> &'static str {
 pub(crate) fn has_rule(connection: &mut Connection, family: AddressFamily, rule: &RuleMessage) -> Result<bool> {
     let mut request = RuleMessage::default();
     request.header.family = family;
-    // The kernel may lack the family, or rules.
     let there = connection.dump(&RouteNetlinkMessage::GetRule(request))?.unwrap_or_default();
     Ok(there.iter().any(|message| is_rule(message, rule)))
 }
@@ -252,7 +237,6 @@ pub(crate) fn observe(bpf: &Bpf, spec: &NodeSpec) -> Result<Vec<NodeProblem>> {
         return Ok(wrong);
     };
     let ours = SETTINGS.map(|(name, expected)| (setting(ROUTER_IFNAME, name), expected, true));
-    // Another program's choice (usually of a tunnel).
     let others = STOP_REDIRECTS.iter().filter(|path| ipv6 || !path.starts_with("ipv6"));
     for (path, expected, repairable) in ours.into_iter().chain(others.map(|path| ((*path).to_owned(), "0", false))) {
         wrong.extend(other_setting(&path, expected, repairable)?);

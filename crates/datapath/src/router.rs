@@ -1,5 +1,5 @@
-//! The router's link: a veth pair whose first end has the router addresses. A mark (`IFLA_IFALIAS`) identifies each end
-//! after a rename.
+//! The router's link: a veth pair whose first end has the router addresses (docs/design/datapath.md, "Objects of the
+//! node"). A mark (`IFLA_IFALIAS`) identifies each end after a rename.
 
 use std::net::IpAddr;
 
@@ -29,7 +29,7 @@ use crate::{
 
 const OPERATION: &str = "set up node";
 
-/// Name and mark; no endpoint's mark has this form.
+/// Name and mark.
 const ENDS: [(&str, &str); 2] = [(ROUTER_IFNAME, "wharf:router"), (ROUTER_PEER_IFNAME, "wharf:router-peer")];
 
 pub(crate) struct End {
@@ -98,7 +98,7 @@ impl Pair {
         matches!((router.link(), peer.link()), (Some(r), Some(p)) if r.peer == p.ifindex && p.peer == r.ifindex)
     }
 
-    /// Creates the pair, or restores names, marks and settings. A single end is removed first, with its peer in another
+    /// Creates the pair, or restores names, marks and settings. Removes a single end first, with its peer in another
     /// namespace. Returns the index of the router's end.
     pub(crate) fn ensure(&self, connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
         if let Some(end) = self.0.iter().find(|end| end.is_taken()) {
@@ -143,7 +143,7 @@ impl Pair {
         if let Some((name, peer)) = found.last()
             && let Some(Err(refusal)) = connection.batch(vec![clsact::keep_hooks(*peer)])?.pop()
         {
-            // Only an optimisation; an ADD reports a missing qdisc.
+            // Only an optimisation.
             tracing::debug!(ifname = name, error = %refusal.errno, "the hooks are not kept in use");
         }
         match found.first() {
@@ -152,7 +152,6 @@ impl Pair {
         }
     }
 
-    /// A link without the mark is a conflict.
     fn remove_rest(&self, connection: &mut Connection) -> Result<()> {
         for end in &self.0 {
             let Some(link) = end.link() else { continue };

@@ -1,5 +1,5 @@
 //! Settings (`/proc/sys/net`) that Wharf changes, and the record of their previous values, which is written before the
-//! change. A setting that already has the wanted value is not recorded, so it is never restored.
+//! change. A setting that already has the wanted value is never restored.
 
 use std::{
     collections::BTreeMap,
@@ -24,10 +24,10 @@ pub(crate) const FORWARD6: &str = "ipv6/conf/all/forwarding";
 /// Bytes.
 const MAX_RECORD: u64 = 1 << 20;
 
-/// By path below `/proc/sys/net`.
+/// By path below [`ROOT`].
 pub(crate) type Before = BTreeMap<String, String>;
 
-/// A boot resets every setting, so another boot's record is void.
+/// Void after a boot, which resets every setting.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     boot_id: String,
@@ -36,7 +36,7 @@ struct Record {
 
 pub(crate) struct Settings {
     record: PathBuf,
-    /// The record's content, to rewrite a file that is removed meanwhile.
+    /// The record's content, to rewrite a removed file.
     known: Mutex<Option<Before>>,
 }
 
@@ -46,7 +46,7 @@ impl Settings {
         Self { record: run_dir.join(format!("{RECORD_STEM}{part}json")), known: Mutex::default() }
     }
 
-    /// `also`: those that the kernel changes with a setting, recorded too.
+    /// `also`: settings that the kernel changes with a setting.
     pub(crate) fn change(
         &self,
         wanted: Vec<(String, &str)>,
@@ -102,7 +102,7 @@ impl Settings {
         Ok(Before::new())
     }
 
-    /// Restores settings that have not changed since, and removes the record.
+    /// Restores settings that have not changed since.
     pub(crate) fn take_back(&self) -> Result<()> {
         let before = self.changed()?;
         // Node-wide settings first: the kernel copies their value to each interface.
@@ -135,7 +135,7 @@ impl Settings {
     }
 }
 
-/// A forged record must not make the agent write to other files.
+/// A forged record must not make the agent write other files.
 fn is_ours(path: &str) -> bool {
     let parts: Vec<&str> = path.split('/').collect();
     match parts.as_slice() {
@@ -147,7 +147,6 @@ fn is_ours(path: &str) -> bool {
     }
 }
 
-/// See random(4).
 fn boot_id() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     Ok(fs::read_to_string(path).map_err(|e| wrap("read boot id", path, &e))?.trim().to_owned())

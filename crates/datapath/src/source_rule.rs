@@ -1,9 +1,7 @@
-//! Source routing in a container with more than one interface.
-//!
-//! The main table has one best route to each destination; a reply that leaves by another interface than its source's is
-//! dropped there as forged. So an interface gets a table with a default route, and a rule for packets from its address,
-//! if the container has another Wharf interface, the interface has configured routes, or one of its routes ranks behind
-//! another interface's.
+//! Source routing in a container with more than one interface. The main table has one best route to each destination; a
+//! reply that leaves by another interface than its source's is dropped as forged. So an interface gets a table with a
+//! default route, and a rule for packets from its address, if the container has another Wharf interface, the interface
+//! has configured routes, or one of its routes ranks behind another interface's.
 
 use std::net::IpAddr;
 
@@ -28,13 +26,13 @@ use crate::{
 const ENSURE: &str = "route by source address";
 const REMOVE: &str = "remove rules";
 
-/// Base metric, plus the interface index, of a route behind another interface's. Worse than IPv6's default of 1024.
+/// Base metric (plus the interface index) of a route behind another interface's. Worse than IPv6's 1024.
 pub(crate) const SECOND_METRIC: u32 = 2048;
 
 /// `LOOPBACK_IFINDEX`, include/net/flow.h. Its route to ::1 is in the main table.
 const LOOPBACK: IfIndex = IfIndex(1);
 
-/// Base of table numbers (plus the interface index), unlikely to be in use.
+/// Plus the interface index; unlikely to be in use.
 const TABLE_BASE: u32 = 0x7768_0000;
 
 const fn table_of(index: IfIndex) -> u32 {
@@ -49,7 +47,7 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// A default route, even with configured routes: replies must reach any peer.
+    /// Replies must reach any peer.
     fn routes(self) -> [Route; 2] {
         let everything =
             if self.gateway.is_ipv4() { IpNet::V4(Ipv4Net::default()) } else { IpNet::V6(Ipv6Net::default()) };
@@ -92,7 +90,7 @@ pub(crate) fn ways(main: &[Route], beside: &[Route], record: &EndpointRecord) ->
     needing.filter_map(way).collect()
 }
 
-/// A failure leaves none of the endpoint's rules.
+/// A failure leaves no rules of the endpoint.
 pub(crate) fn ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) -> Result<()> {
     let done = try_ensure(inside, record, ways);
     if done.is_err()
@@ -111,7 +109,6 @@ pub(crate) fn ensure_others(inside: &mut Connection, record: &EndpointRecord, be
     }
 }
 
-/// The on-link routes give the gateways.
 fn ways_of_others(inside: &mut Connection, beside: &[Route]) -> Result<Vec<Way>> {
     let mut ways = Vec::new();
     for route in
@@ -154,7 +151,7 @@ fn try_ensure(inside: &mut Connection, record: &EndpointRecord, ways: &[Way]) ->
     Ok(())
 }
 
-/// Succeeds when the rules or the container are already gone.
+/// Succeeds when already gone.
 pub(crate) fn remove(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
     match thread.connect(REMOVE, &record.netns) {
         Ok(mut inside) => remove_in(&mut inside, record),

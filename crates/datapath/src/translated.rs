@@ -1,16 +1,10 @@
-//! The node's part of egress rules about services whose backend is a container of another node.
+//! The node's part of egress rules about services whose backend is a container of another node
+//! (docs/design/datapath.md, "Services with a backend on another node"): rules and routes send packets with
+//! [`MARK_UNDECIDED`] over the router's link, whose egress filter `translated` judges them.
 //!
-//! | part | purpose |
-//! |---|---|
-//! | rules | route packets with [`MARK_UNDECIDED`] by table [`TABLE`], except those to a container of this node |
-//! | routes | networks that are not masqueraded, with those of other nodes' containers, over the router's link |
-//! | filter `translated` on the link's egress hook | judges the packet; an accepted one enters the stack again |
-//! | chain `translated` of `table inet wharf` | keeps an accepted packet from a second translation |
-//!
-//! All parts are present only with ranges of services and such networks. **Each may be missing**, because another
-//! program removed it or the kernel refused it: without rules, routes or link, the chain `undecided` drops the packet,
-//! which has [`MARK_UNDECIDED`] until the filter has judged it; without the filter, the stack does, because the frame
-//! is not to the link's other end.
+//! All parts are present only with ranges of services and with networks that are not masqueraded. **Each part may be
+//! missing**: without rules, routes or link, the chain `undecided` drops the packet, which keeps its mark until the
+//! judgement; without the filter, the stack drops it, because the frame is not to the link's other end.
 
 use std::collections::BTreeMap;
 
@@ -45,10 +39,10 @@ const OPERATION: &str = "set up egress rules for services of other nodes";
 const TABLE: u32 = 0x7768_0001;
 /// `RT_TABLE_MAIN` of `linux/rtnetlink.h`.
 const MAIN: u32 = 254;
-/// After the rules of redirects, before foreign ones; the second is of the table.
+/// After the rules of redirects, before foreign ones.
 const PRIORITIES: [u32; 2] = [89, 90];
 
-/// First to single addresses of the main table: a container of this node has one, and its own hook judges the packet.
+/// The first leads to single addresses of the main table: the hook of this node's container judges the packet.
 fn rules(family: AddressFamily) -> [RuleMessage; 2] {
     let single = if family == AddressFamily::Inet { 32 } else { 128 };
     let to = [
@@ -76,8 +70,8 @@ fn all_rules() -> impl Iterator<Item = RuleMessage> {
     FAMILIES.into_iter().flat_map(rules)
 }
 
-/// Of the families that containers of this node have; also without a route of Wharf's to the network. With the MTU of
-/// the route to the other node: only in the first pass does a too-big answer name the service and not the backend.
+/// Of the families of this node's containers; also without a Wharf route to the network. With the MTU of the route to
+/// the other node: a too-big error names the service only in the first pass.
 fn routes(spec: &NodeSpec, router: IfIndex) -> BTreeMap<IpNet, Route> {
     let Some(masquerade) = spec.masquerade.as_ref().filter(|masquerade| masquerade.services) else {
         return BTreeMap::new();
@@ -98,8 +92,8 @@ fn there(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
     Ok(found.into_iter().map(|route| (route.destination, route)).collect())
 }
 
-/// All parts except the chain. A refused part is no error: everything else works, the packets are dropped, and
-/// [`observe`] reports the part. Needs the router's link.
+/// All parts except the chain. A refused part is no error: its packets are dropped, and [`observe`] reports it. Needs
+/// the router's link.
 pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, spec: &NodeSpec, router: IfIndex) -> Result<()> {
     let wanted = routes(spec, router);
     if wanted.is_empty() || !bpf.has_translated() {
@@ -129,11 +123,11 @@ fn make(connection: &mut Connection, bpf: &Bpf, wanted: &BTreeMap<IpNet, Route>,
     crash::point("datapath/translated/after-routes");
     let rules = all_rules()
         .map(|rule| ("rule to table", Request::new(RouteNetlinkMessage::NewRule(rule), NLM_F_CREATE | NLM_F_EXCL)));
-    // Also without a route, so that the others are used.
+    // Also after a refused route, to use the others.
     run(connection, rules.collect()).and(routes)
 }
 
-/// The setting and the filter vanish with the router's link; without the rules, no packet reaches the filter.
+/// The rest vanishes with the router's link.
 pub(crate) fn remove(connection: &mut Connection) -> Result<()> {
     let rules = all_rules().map(|rule| ("rule to table", Request::new(RouteNetlinkMessage::DelRule(rule), 0)));
     run(connection, rules.collect())?;
@@ -141,7 +135,7 @@ pub(crate) fn remove(connection: &mut Connection) -> Result<()> {
     run(connection, routes)
 }
 
-/// Present or gone already, or without IPv6: no error.
+/// Present, gone already, or without IPv6: no error.
 fn run(connection: &mut Connection, steps: Vec<(&'static str, Request)>) -> Result<()> {
     let (names, requests): (Vec<_>, Vec<_>) = steps.into_iter().unzip();
     let done = [libc::EEXIST, libc::ENOENT, libc::ESRCH, libc::EAFNOSUPPORT, libc::EOPNOTSUPP, libc::EACCES];
@@ -156,7 +150,6 @@ fn run(connection: &mut Connection, steps: Vec<(&'static str, Request)>) -> Resu
     Ok(())
 }
 
-/// Rules and routes that are there.
 pub(crate) fn ours(connection: &mut Connection) -> Result<Vec<String>> {
     let mut found = rules_there(connection)?;
     found.extend(there(connection)?.keys().map(|to| format!("route {to} of table {TABLE:#x}")));

@@ -34,7 +34,6 @@ pub(crate) struct Pages {
     clients: HashMap<Member, Load>,
     pub(crate) all: Load,
     pub(crate) totals: BTreeMap<&'static str, u64>,
-    /// Datagrams and connections without member, or not redirected.
     pub(crate) strangers: u64,
     pub(crate) connections_refused: u64,
     pub(crate) records_lost: u64,
@@ -61,11 +60,10 @@ impl Books {
     }
 
     pub(crate) fn pages(&self) -> MutexGuard<'_, Pages> {
-        // Counters are consistent after every step.
+        // Consistent after every step.
         self.pages.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Without room the record is dropped and counted.
     pub(crate) fn record(&self, record: Record) {
         let mut pages = self.pages();
         *pages.totals.entry(record.outcome.name()).or_default() += 1;

@@ -1,8 +1,8 @@
-//! The node's DNS cache: addresses of names with expiry. Pure; times are milliseconds of one clock.
+//! The node's DNS cache. Times are milliseconds of one clock.
 //!
-//! An endpoint that receives an address of a name claims it for the TTL, between [`SHORTEST`] and [`LONGEST`]. Later
-//! answers do not shorten the claim, because clients keep earlier answers. An endpoint with a hostile server displaces
-//! no other endpoint's claims.
+//! An endpoint that receives an address of a name claims it for the TTL, between [`SHORTEST`] and [`LONGEST`]. A later
+//! answer does not shorten the claim: clients keep earlier answers. A hostile server displaces no claims of endpoints
+//! with fewer claims.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Member;
 
-/// C libraries query both families, two attempts of 5 s each (resolv.conf(5)), before they connect.
+/// Before they connect, C libraries query both families, with two attempts of 5 s (resolv.conf(5)).
 pub const SHORTEST: Duration = Duration::from_secs(15);
 /// RFC 8767, section 4: days to weeks.
 pub const LONGEST: Duration = Duration::from_secs(7 * 24 * 3600);
@@ -28,14 +28,14 @@ pub const MAX_CLAIMS: usize = 50_000;
 pub const MAX_OF_MEMBER: usize = 1_000;
 /// Maximum claims per member and name.
 pub const MAX_OF_NAME: usize = 100;
-/// 255 bytes, each as four (see [`crate::wire::Question::name`]).
+/// 255 bytes, each as four ([`crate::wire::Question::name`]).
 const MAX_TEXT: usize = 1020;
 const VERSION: u32 = 2;
 
 /// Names whose addresses changed.
 pub type Changed = BTreeSet<Arc<str>>;
 
-/// Addresses of names, by claim. Clones share structure.
+/// Addresses of names, by claim. Clones are cheap.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cache {
     /// End per claim.
@@ -54,7 +54,6 @@ struct Claim {
 }
 
 impl Claim {
-    /// Lower bound of all claims on the name (and address).
     fn first(name: Arc<str>, address: Option<IpAddr>) -> Self {
         let address = address.unwrap_or(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
         Self { name, address, member: Member { id: 0, epoch: 0 } }
@@ -88,13 +87,12 @@ struct Snapshot {
     names: BTreeMap<Arc<str>, Vec<Claims>>,
 }
 
-/// Member id and epoch; end per address.
 type Claims = (u16, u64, BTreeMap<IpAddr, u64>);
 
 impl Cache {
-    /// Records an answer to a member (name in lower case, no trailing dot). Keeps the latest [`MAX_OF_NAME`] ends.
-    /// Without room, removes the claims that end first, even in use: the member's beyond [`MAX_OF_MEMBER`], else of the
-    /// member with the most.
+    /// Records an answer to a member (name in lower case, no trailing dot). Of the name, keeps the latest
+    /// [`MAX_OF_NAME`] ends. Without room, removes the claims that end first, even in use: the member's beyond
+    /// [`MAX_OF_MEMBER`], else of the member with the most.
     pub fn learn(
         &mut self,
         member: Member,
@@ -150,7 +148,7 @@ impl Cache {
         }
     }
 
-    /// True if the name gains the address.
+    /// Whether the name gains the address.
     fn put(&mut self, claim: Claim, end: u64) -> bool {
         let before = self.claims.get(&claim).copied();
         let end = before.map_or(end, |before| before.max(end));
@@ -169,7 +167,7 @@ impl Cache {
         is_new
     }
 
-    /// True if the name loses the address.
+    /// Whether the name loses the address.
     fn remove(&mut self, claim: &Claim) -> bool {
         let Some(end) = self.claims.remove(claim) else { return false };
         self.by_end.remove(&(end, claim.clone()));
@@ -220,7 +218,7 @@ impl Cache {
         self.by_member.range(first..).take_while(move |(of, ..)| *of == member).map(|(.., claim)| claim)
     }
 
-    /// The name's addresses with their ends.
+    /// The name's addresses with ends.
     pub fn addresses_of<'a>(&'a self, name: &'a str) -> impl Iterator<Item = (IpAddr, u64)> {
         each_address(self.of_name(name)).map(|(_, address, end)| (address, end))
     }
@@ -235,7 +233,7 @@ impl Cache {
         self.by_end.iter().take_while(move |(end, _)| *end <= now).map(|(_, claim)| claim.address)
     }
 
-    /// An address of two names counts twice.
+    /// Number of addresses, per name.
     #[must_use]
     pub const fn len(&self) -> usize {
         self.addresses
@@ -262,13 +260,12 @@ impl Cache {
         serde_json::to_value(Snapshot { version: VERSION, names: names.into_iter().map(of).collect() })
     }
 
-    /// Restores a cache, with ends up to `now` plus [`LONGEST`]. Expired claims stay until [`Cache::expire`]:
+    /// Restores a snapshot, with ends up to `now` plus [`LONGEST`]. Expired claims stay until [`Cache::expire`]:
     /// connections can use them.
     ///
     /// # Errors
     /// Another version, or damage.
     pub fn from_json(value: serde_json::Value, now: u64) -> Result<Self, SnapshotError> {
-        // The structure depends on it.
         let version = value.get("version").and_then(serde_json::Value::as_u64);
         if let Some(version) = version.and_then(|version| u32::try_from(version).ok()).filter(|v| *v != VERSION) {
             return Err(SnapshotError::Version(version));

@@ -10,22 +10,22 @@ use std::{
     time::Duration,
 };
 
-/// Whether a name may be queried (see [`crate::wire::Question::name`]).
+/// Whether a name ([`crate::wire::Question::name`]) may be queried.
 pub type Passes = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// A port on the node's loopback addresses, for endpoints with the same allowed names.
+/// A port, for endpoints with the same allowed names.
 #[derive(Clone)]
 pub struct Listener {
     /// The allowed names.
     pub asks: Passes,
-    /// Addresses of endpoints. An address of two members belongs to the later epoch.
+    /// Addresses; of two members, an address belongs to the later epoch.
     pub members: BTreeMap<Member, Vec<IpAddr>>,
-    /// Number of a member's connection restart, 0 if absent. Other connections are closed at their next query.
+    /// A new number (absent: 0) closes the member's connections at their next query.
     pub rounds: BTreeMap<Member, u32>,
 }
 
 impl Listener {
-    /// Whether the name (lower case, no trailing dot) may be queried.
+    /// Whether the name ([`crate::wire::Question::name`]) may be queried.
     #[must_use]
     pub fn passes(&self, name: &str) -> bool {
         (self.asks)(name)
@@ -43,7 +43,7 @@ impl fmt::Debug for Listener {
 pub struct Member {
     /// Endpoint id.
     pub id: u16,
-    /// Epoch: distinguishes endpoints with the same id.
+    /// Distinguishes endpoints with the same id.
     pub epoch: u64,
 }
 
@@ -54,13 +54,14 @@ pub struct Answer {
     pub member: Member,
     /// Queried name, as in [`crate::wire::Question::name`].
     pub name: String,
-    /// At least one, distinct, at most about 4,096 (a 65,535-byte message). Untrusted: may be the node's.
+    /// Distinct, 1 to 4,096 (a 65,535-byte message). Untrusted: may be the node's.
     pub addresses: Vec<(IpAddr, Duration)>,
 }
 
-/// Learns addresses before the client receives them.
+/// Learns answered addresses.
 pub trait Names: Send + Sync {
-    /// Resolves when policy knows the addresses. On an error (for an operator) or after 2 s, the client gets no answer.
+    /// Resolves when policy knows the addresses. On an error (for the operator) or after 2 s, the client gets no
+    /// answer.
     fn learn<'a>(&'a self, answer: Answer) -> Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
 }
 

@@ -25,7 +25,7 @@ use crate::{
 
 pub(crate) const PAUSE: Duration = Duration::from_millis(100);
 
-/// Why a port is not served.
+/// A port is not served.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// Port 0.
@@ -41,7 +41,7 @@ pub enum Error {
         /// Cause.
         source: io::Error,
     },
-    /// The sockets for answers failed.
+    /// Sockets for answers failed.
     #[error("make the sockets for answers to DNS queries: {source}; the agent needs CAP_NET_ADMIN and CAP_NET_RAW")]
     Speaker {
         /// Cause.
@@ -54,27 +54,27 @@ pub enum Error {
 pub struct Status {
     /// Served ports.
     pub listeners: Vec<u16>,
-    /// Ports that failed at the last [`DnsProxy::set`], with the reason.
+    /// Ports that failed to open, with the reason.
     pub failed: BTreeMap<u16, String>,
     /// Queries that wait for an answer or for learning.
     pub pending: usize,
     /// TCP connections of clients.
     pub connections: usize,
-    /// Ended queries per outcome name ([`crate::Outcome::name`]).
+    /// Queries per [`crate::Outcome::name`].
     pub totals: BTreeMap<&'static str, u64>,
-    /// Dropped packets and connections: without member, or not redirected.
+    /// Packets and connections dropped without member or redirection.
     pub strangers: u64,
     /// Connections closed at the limit.
     pub connections_refused: u64,
-    /// Dropped because the receiver was too slow.
+    /// Records lost to a slow receiver.
     pub records_lost: u64,
 }
 
-/// The proxy. Dropping it ends all its work.
+/// The proxy. Dropping it ends its work.
 pub struct DnsProxy {
     node: Arc<dyn Names>,
     books: Arc<Books>,
-    /// A removed port is free before a later bind.
+    /// Serializes [`DnsProxy::set`]: a removed port is free before a later bind.
     turn: Semaphore,
     /// Never held across an await.
     state: Mutex<State>,
@@ -93,7 +93,7 @@ struct Open {
 }
 
 impl DnsProxy {
-    /// The proxy and its query records. At most `records` (at least 1) are buffered ([`Status::records_lost`]).
+    /// The proxy and its records, of which at most `records` (at least 1) are buffered.
     #[must_use]
     pub fn new(node: Arc<dyn Names>, records: usize) -> (Self, mpsc::Receiver<Record>) {
         let (sender, receiver) = mpsc::channel(records.max(1));
@@ -101,10 +101,10 @@ impl DnsProxy {
         (Self { node, books, turn: Semaphore::new(1), state: Mutex::default() }, receiver)
     }
 
-    /// Replaces all listeners, by port (host byte order). A served port keeps its sockets and pending queries.
-    /// Pending queries of a removed port get no answer. The next call retries a failed port.
+    /// Replaces all listeners, by port (host byte order), and retries failed ports. A served port keeps its sockets and
+    /// pending queries; a removed one answers no pending queries.
     ///
-    /// Call it in a tokio runtime, whose threads' network namespace applies. A dropped future has closed some ports and
+    /// Requires a tokio runtime, whose threads' network namespace applies. A dropped future has closed ports and opened
     /// opened none.
     ///
     /// # Errors
@@ -179,7 +179,7 @@ impl DnsProxy {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // The table is consistent after every step.
+        // Consistent after every step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -17,13 +17,13 @@ use crate::{
     wire::{self, Question},
 };
 
-/// Clients repeat the query by then (resolv.conf(5): 5 s).
+/// Clients then repeat the query (resolv.conf(5)).
 const ANSWER_TIME: Duration = Duration::from_secs(5);
 const LEARN_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) struct Port {
     pub(crate) number: u16,
-    /// Locked only to copy or replace the pointer.
+    /// Locked to copy or replace the pointer.
     served: RwLock<Arc<Served>>,
     node: Arc<dyn Names>,
     pub(crate) books: Arc<Books>,
@@ -49,9 +49,7 @@ pub(crate) struct Query {
     client: SocketAddr,
     server: SocketAddr,
     transport: Transport,
-    /// Moved out when the server is queried.
     message: Vec<u8>,
-    /// Header and question.
     head: Vec<u8>,
     question: Question,
     _place: Place,
@@ -77,7 +75,7 @@ impl Port {
         Arc::clone(&self.served.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// A packet that was not redirected has a loopback destination. Multicast servers answer from other addresses.
+    /// `None` without redirection (loopback destination), and for multicast: other addresses answer.
     pub(crate) fn member(&self, client: SocketAddr, server: SocketAddr) -> Option<Member> {
         let ip = server.ip();
         let may_be_asked = !ip.is_loopback() && !ip.is_multicast() && !ip.is_unspecified() && server.port() != 0;
@@ -150,7 +148,7 @@ impl Query {
             Ok(Err(error)) => (Outcome::Failed(error.to_string()), None),
             Ok(Ok(mut answer)) => {
                 let took = began.elapsed();
-                // First, because names in the answer can point to the id.
+                // First: names in the answer can point to the id.
                 wire::set_id(&mut answer, wire::id(&self.head).unwrap_or_default());
                 match self.learn(&answer).await {
                     outcome @ Outcome::Answered { .. } => {
@@ -165,7 +163,7 @@ impl Query {
     }
 
     async fn learn(&self, answer: &[u8]) -> Outcome {
-        // The address can belong to another endpoint by now.
+        // Another endpoint can have the address.
         if self.port.served().member(self.client.ip()) != Some(self.member) {
             return Outcome::Gone;
         }

@@ -11,7 +11,7 @@ use crate::{
     wire::{self, Malformed, Question},
 };
 
-/// Transport of a query, from the client and to the server.
+/// Transport of a query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Transport {
     /// One datagram.
@@ -55,39 +55,39 @@ pub struct Record {
 /// Outcome of a query.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Outcome {
-    /// The client received the server's answer.
+    /// The client has the answer.
     #[error("answered: {}, {addresses} addresses", wire::rcode_name(*.rcode))]
     Answered {
-        /// Response code (RFC 1035, section 4.1.1), 0 to 15.
+        /// Response code, 0 to 15.
         rcode: u8,
-        /// Number of addresses for the name.
+        /// Number of addresses.
         addresses: usize,
     },
     /// Policy denies the name: REFUSED.
     #[error("refused by policy")]
     Refused,
-    /// No query that can be forwarded: FORMERR, NOTIMP, or no answer.
+    /// Not forwarded: FORMERR, NOTIMP, or no answer.
     #[error("malformed: {0}")]
     Malformed(#[from] Malformed),
     /// Too many pending queries: SERVFAIL.
     #[error("refused: too many queries are pending, of this client or of all")]
     Overloaded,
-    /// No answer in time; the client gets none.
+    /// No answer in time: none to the client.
     #[error("the server did not answer")]
     Unanswered,
-    /// Sending failed, or the server does not listen: SERVFAIL.
+    /// The server is unreachable: SERVFAIL.
     #[error("the server could not be asked: {0}")]
     Failed(String),
-    /// The answer's records are invalid: SERVFAIL.
+    /// Invalid records: SERVFAIL.
     #[error("the server's answer cannot be read")]
     Unreadable,
-    /// The node did not learn the addresses: SERVFAIL.
+    /// [`crate::Names::learn`] failed: SERVFAIL.
     #[error("the addresses in the answer were not learned: {0}")]
     NotLearned(String),
-    /// The endpoint ended before the answer.
+    /// The endpoint ended.
     #[error("the endpoint is gone")]
     Gone,
-    /// Sending the answer to the client failed.
+    /// Sending to the client failed.
     #[error("the answer could not be sent: {0}")]
     Undelivered(String),
 }

@@ -1,4 +1,4 @@
-//! Sockets. Transparent ones (ip(7), `IP_TRANSPARENT`) use foreign addresses.
+//! Sockets, also with foreign addresses (ip(7), `IP_TRANSPARENT`).
 
 use std::{
     io,
@@ -60,7 +60,7 @@ fn udp_listener(address: SocketAddr) -> io::Result<UdpSocket> {
         SocketAddr::V4(_) => setsockopt(&socket, sockopt::Ipv4OrigDstAddr, &true)?,
         SocketAddr::V6(_) => setsockopt(&socket, sockopt::Ipv6OrigDstAddr, &true)?,
     }
-    // No SO_REUSEADDR: with it, any process could take the queries.
+    // Not SO_REUSEADDR: any process could take the queries.
     bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
     UdpSocket::from_std(StdUdpSocket::from(socket))
 }
@@ -70,7 +70,7 @@ fn tcp_listener(address: SocketAddr) -> io::Result<TcpListener> {
     // Connections can be in TIME_WAIT.
     setsockopt(&socket, sockopt::ReuseAddr, &true)?;
     bind(socket.as_raw_fd(), &SockaddrStorage::from(address))?;
-    // Handshakes of all clients wait there; one client must not fill it.
+    // One client must not fill the backlog.
     listen(&socket, Backlog::MAXCONN)?;
     TcpListener::from_std(std::net::TcpListener::from(socket))
 }
@@ -99,8 +99,7 @@ fn plain(ip: IpAddr, kind: SockType) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// From the client's address; to a server on the node from the node's, because answers to the client would not return
-/// here.
+/// From the client's address; to a server on the node from the node's: its answers to the client would not return here.
 pub(crate) fn upstream_udp(client: SocketAddr, server: SocketAddr) -> io::Result<UdpSocket> {
     let socket = upstream(client, server, SockType::Datagram)?;
     connect(socket.as_raw_fd(), &SockaddrStorage::from(server))?;
@@ -129,13 +128,13 @@ fn upstream(client: SocketAddr, server: SocketAddr, kind: SockType) -> io::Resul
     let (socket, address) = from_client()?;
     let port = address.as_sockaddr_in().map(|a| a.port()).or_else(|| address.as_sockaddr_in6().map(|a| a.port()));
     if port == Some(client.port()) {
-        // Both legs would be one flow. The first socket keeps the port.
+        // Both legs would be one flow. The first socket keeps its port.
         return from_client().map(|(second, _)| second);
     }
     Ok(socket)
 }
 
-/// The kernel uses the node's address as source, too.
+/// The kernel then uses the server's address as source.
 fn is_own(server: SocketAddr) -> io::Result<bool> {
     let socket = plain(server.ip(), SockType::Datagram)?;
     connect(socket.as_raw_fd(), &SockaddrStorage::from(server))?;

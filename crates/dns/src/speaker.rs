@@ -1,5 +1,5 @@
-//! Sends answers to clients from the queried servers' addresses, on raw sockets. A UDP socket on a server's address and
-//! port would conflict with a server on the node, and take queries.
+//! Sends answers from the servers' addresses, on raw sockets: a UDP socket would conflict with a server on the node,
+//! and take queries.
 
 use std::{
     io::{self, IoSlice},
@@ -49,7 +49,6 @@ impl Speaker {
         Ok(Self { v4: raw(IpAddr::V4(Ipv4Addr::LOCALHOST))?, v6 })
     }
 
-    /// Does not wait.
     pub(crate) fn send(&self, server: SocketAddr, client: SocketAddr, answer: &[u8]) -> io::Result<()> {
         let header = header(server, client, answer)?;
         let parts = [IoSlice::new(&header), IoSlice::new(answer)];
@@ -76,7 +75,7 @@ impl Speaker {
 fn raw(loopback: IpAddr) -> io::Result<OwnedFd> {
     let family = if loopback.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let socket = socket(family, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::Udp)?;
-    // Raw sockets receive copies of datagrams: the filter (`ret #0`) drops all.
+    // The filter (`ret #0`) drops received copies of datagrams.
     let mut nothing = [libc::sock_filter { code: 0x06, jt: 0, jf: 0, k: 0 }];
     setsockopt(&socket, AttachFilter, &libc::sock_fprog { len: 1, filter: nothing.as_mut_ptr() })?;
     make_transparent(&socket, loopback)?;
@@ -110,7 +109,7 @@ fn header(from: SocketAddr, to: SocketAddr, payload: &[u8]) -> io::Result<[u8; H
     Ok([f1, f2, t1, t2, l1, l2, c1, c2])
 }
 
-/// Sum of big-endian words; an odd last byte is the high byte.
+/// An odd last byte is a high byte.
 fn words(bytes: &[u8]) -> u64 {
     let word = |pair: &[u8]| match *pair {
         [high, low] => u64::from(u16::from_be_bytes([high, low])),

@@ -19,10 +19,9 @@ use crate::{
     upstream::messages,
 };
 
-/// Also for a client to read an answer (RFC 7766, section 6.2.3: a few seconds).
+/// Also for a client to read an answer (RFC 7766, section 6.2.3).
 const IDLE: Duration = Duration::from_secs(10);
 
-/// Runs until aborted, which also ends the connections.
 pub(crate) async fn serve(port: Arc<Port>, listener: TcpListener) {
     // Bounded by the connection places.
     let mut connections = JoinSet::new();
@@ -36,7 +35,7 @@ pub(crate) async fn serve(port: Arc<Port>, listener: TcpListener) {
                 }
                 Err(error) => {
                     tracing::warn!(port = port.number, %error, "cannot accept connections with DNS queries");
-                    // A lasting error (too many open files) must not use a core.
+                    // A lasting error must not use a core.
                     tokio::time::sleep(PAUSE).await;
                 }
             },
@@ -44,7 +43,6 @@ pub(crate) async fn serve(port: Arc<Port>, listener: TcpListener) {
     }
 }
 
-/// `None` closes the connection.
 fn admit(port: &Port, stream: &TcpStream, client: SocketAddr) -> Option<(SocketAddr, Place)> {
     let server = stream.local_addr().ok()?;
     let member = port.member(client, server)?;
@@ -65,7 +63,7 @@ async fn connection(port: Arc<Port>, stream: TcpStream, client: SocketAddr, serv
         let idle = Instant::now() + IDLE;
         tokio::select! {
             message = stream.next(), if open => match message {
-                // The client's connections were restarted: other rules can apply now.
+                // The client's connections were restarted.
                 Some(Ok(_)) if port.round(client.ip()) != round => return,
                 Some(Ok(message)) => match port.admit(client, server, Transport::Tcp, &message) {
                     Admitted::Ignored => return,

@@ -20,10 +20,9 @@ use crate::{
     upstream::MAX_MESSAGE,
 };
 
-/// Bytes, client, server.
+/// Message, client, server.
 type Datagram<'a> = (&'a [u8], SocketAddr, SocketAddr);
 
-/// Runs until aborted, which also ends the queries.
 pub(crate) async fn serve(port: Arc<Port>, socket: UdpSocket) {
     // Bounded by the query places.
     let mut queries = JoinSet::new();

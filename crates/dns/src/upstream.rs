@@ -1,4 +1,4 @@
-//! Queries a server from the client's address, with its transport.
+//! Queries a server.
 
 use std::{io, net::SocketAddr};
 
@@ -15,7 +15,7 @@ use crate::{
 
 pub(crate) const MAX_MESSAGE: usize = u16::MAX as usize;
 
-/// Wrong messages after which the query fails.
+/// Wrong messages before the query fails.
 const MAX_WRONG: usize = 1_000;
 
 /// RFC 1035, section 4.2.2.
@@ -52,8 +52,8 @@ async fn ask_udp(
     drop(query);
     let (mut answer, mut wrong) = (Vec::new(), 0);
     loop {
-        // A socket that is always ready consumes no task budget, and timers need a spent budget: a flooding server
-        // would exceed the deadline.
+        // An always ready socket consumes no task budget, which timers need: a flooding server would exceed the
+        // deadline.
         tokio::task::coop::consume_budget().await;
         // An ICMP error does not make a socket readable.
         let ready = socket.ready(Interest::READABLE | Interest::ERROR).await?;
@@ -63,7 +63,7 @@ async fn ask_udp(
         answer.clear();
         answer.reserve_exact(MAX_MESSAGE);
         match socket.try_recv_buf_from(&mut answer) {
-            // Other hosts' messages can have arrived before the connect.
+            // Other hosts' messages can precede the connect.
             Ok((_, from))
                 if (from.ip(), from.port()) == (server.ip(), server.port())
                     && wire::is_answer(&answer, id, question) =>

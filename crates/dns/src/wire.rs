@@ -1,4 +1,4 @@
-//! DNS messages as bytes (RFC 1035, section 4). Pure, for hostile input.
+//! DNS messages (RFC 1035, section 4), for hostile input.
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
@@ -16,23 +16,19 @@ use domain::{
     rdata::{A, Aaaa, Cname},
 };
 
-/// Bytes (RFC 1035, section 4.1.1).
 const HEADER: usize = 12;
-/// Bytes on the wire (RFC 1035, section 2.3.4).
+/// Bytes on the wire.
 const MAX_NAME: usize = 255;
-/// Greater values are compression or unused (RFC 1035, section 4.1.4).
+/// Greater values are compression or unused.
 const MAX_LABEL: usize = 63;
 /// BIND and Unbound follow 11.
 const MAX_CHAIN: usize = 16;
 
-/// Third byte: answer.
 const QR: u8 = 0x80;
-/// Third byte: opcode.
 const OPCODE: u8 = 0x78;
-/// Third byte: recursion desired.
 const RD: u8 = 0x01;
 
-/// Response code of an unreadable query (RFC 1035, section 4.1.1).
+/// Response code: unreadable query.
 pub const FORMERR: u8 = 1;
 /// Response code: server failure.
 pub const SERVFAIL: u8 = 2;
@@ -41,14 +37,14 @@ pub const NOTIMP: u8 = 4;
 /// Response code: refused by policy.
 pub const REFUSED: u8 = 5;
 
-/// IXFR, AXFR: answered with several messages (IANA).
+/// IXFR, AXFR (IANA).
 const TRANSFERS: [u16; 2] = [251, 252];
 
 /// The question of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Question {
-    /// Lower case, without trailing dot; the root is `.`. Printable ASCII is literal, but a dot or backslash in a label
-    /// gets a backslash; other bytes are `\DDD` (RFC 4343, section 2.1).
+    /// Lower case, without trailing dot; the root is `.`. Printable ASCII is literal, a dot or backslash in a label has
+    /// a backslash, other bytes are `\DDD` (RFC 4343, section 2.1).
     pub name: String,
     /// Record type (IANA, DNS parameters).
     pub rtype: u16,
@@ -58,7 +54,7 @@ pub struct Question {
     pub end: usize,
 }
 
-/// Why a query cannot be forwarded.
+/// An unusable query.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// Truncated header.
@@ -67,16 +63,16 @@ pub enum Malformed {
     /// An answer.
     #[error("the message is an answer, not a query")]
     Answer,
-    /// Not a standard query; has the opcode.
+    /// Opcode of another kind of query.
     #[error("the message is no standard query (opcode {0})")]
     Kind(u8),
-    /// Answers can be several messages (RFC 5936, RFC 1995).
+    /// A zone transfer (RFC 5936, RFC 1995).
     #[error("the message asks for a zone transfer")]
     Transfer,
     /// Not exactly one question.
     #[error("the message has {0} questions instead of one")]
     Questions(u16),
-    /// The question is invalid, or its name is compressed.
+    /// Invalid, or compressed.
     #[error("the question cannot be read")]
     Question,
 }
@@ -95,8 +91,7 @@ impl From<ParseError> for Unreadable {
 /// Parses a query.
 ///
 /// # Errors
-/// Not a standard query with one uncompressed question: a compressed name could point to the id, which the proxy
-/// changes.
+/// Not a standard query with one uncompressed question: a compressed name can point to the id, which the proxy changes.
 pub fn question(message: &[u8]) -> Result<Question, Malformed> {
     let [_, _, flags, ..] = header(message)?;
     if flags & QR != 0 {
@@ -163,7 +158,7 @@ fn push_label(name: &mut String, label: &[u8]) {
     }
 }
 
-/// The message's id; `None` without header.
+/// The message's id.
 #[must_use]
 pub fn id(message: &[u8]) -> Option<u16> {
     message.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
@@ -176,7 +171,7 @@ pub fn set_id(message: &mut [u8], id: u16) {
     }
 }
 
-/// Response code (RFC 1035, section 4.1.1), without EDNS extension.
+/// Response code, without EDNS extension.
 #[must_use]
 pub fn rcode(message: &[u8]) -> u8 {
     message.get(3).map_or(0, |flags| flags & 0x0f)
@@ -197,7 +192,7 @@ pub fn reply(query: &[u8], question: Option<&Question>, rcode: u8) -> Option<Vec
     Some(answer)
 }
 
-/// Whether the message answers this query. An error may lack the question.
+/// Whether the message answers the query; an error may lack the question.
 #[must_use]
 pub fn is_answer(message: &[u8], id: u16, question: &Question) -> bool {
     let Ok([id1, id2, flags, ..]) = header(message) else { return false };
@@ -215,11 +210,11 @@ fn same(one: &Question, other: &Question) -> bool {
     (&one.name, one.rtype, one.class) == (&other.name, other.rtype, other.class)
 }
 
-/// Addresses of the queried name: A and AAAA records at the end of its CNAME chain, with the chain's shortest TTL. An
-/// IPv4-mapped address becomes IPv4. Empty for an error or another question.
+/// Addresses of the queried name: A and AAAA records at the end of its CNAME chain, with the shortest TTL. IPv4-mapped
+/// addresses become IPv4. Empty for an error or another question.
 ///
 /// # Errors
-/// Invalid records (in a truncated answer, the valid ones count), or too many CNAME records.
+/// Invalid records (of a truncated answer, the valid ones count), or too many CNAME records.
 pub fn addresses(message: &[u8], question: &Question) -> Result<Vec<(IpAddr, Duration)>, Unreadable> {
     let answers = only_question(message).is_ok_and(|answered| same(&answered, question));
     let Ok(message) = Message::from_octets(message) else { return Err(Unreadable) };
@@ -258,7 +253,7 @@ pub fn addresses(message: &[u8], question: &Question) -> Result<Vec<(IpAddr, Dur
     }
     let mut name = *message.sole_question()?.qname();
     let mut shortest = u32::MAX;
-    // A step consumes a record, so a cycle ends.
+    // Each step consumes a record: a cycle ends.
     while let Some(place) = chain.iter().position(|(owner, ..)| owner.name_eq(&name)) {
         let (_, target, ttl) = chain.remove(place);
         (name, shortest) = (target, shortest.min(ttl));
@@ -280,13 +275,13 @@ fn seconds(ttl: Ttl) -> u32 {
     if i32::try_from(seconds).is_ok() { seconds } else { 0 }
 }
 
-/// `A`, or `TYPE65280` for an unknown type.
+/// Such as `A`, `TYPE65280`.
 #[must_use]
 pub fn type_name(rtype: u16) -> String {
     Rtype::from_int(rtype).to_string()
 }
 
-/// `NOERROR`, `NXDOMAIN`.
+/// Such as `NXDOMAIN`.
 #[must_use]
 pub fn rcode_name(rcode: u8) -> String {
     Rcode::masked_from_int(rcode).to_string()

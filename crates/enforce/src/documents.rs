@@ -1,4 +1,4 @@
-//! Wanted policies and namespace labels. A file keeps imported texts and the policy directory's last good texts.
+//! Wanted policies and namespace labels, and the file that keeps imports and the policy directory's last good texts.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,17 +18,17 @@ use wharf_policy::{
 use crate::error::{PolicyError, told};
 
 const VERSION: u32 = 1;
-/// Of a file: changes do not reach the end of the numbers.
+/// Of a file; leaves room for changes.
 const MAX_REVISION: u64 = u64::MAX / 2;
-/// Bytes, of imported texts and of the directory's.
+/// Bytes of imports, and of the directory's texts.
 pub const MAX_TEXTS: usize = 16 << 20;
-/// Bytes of a file that is read.
+/// Bytes of a readable file.
 pub const MAX_FILE: u64 = 5 * MAX_TEXTS as u64;
 const MAX_NAMESPACES: usize = 10_000;
 const MAX_LABELS: usize = 256;
 const MAX_LABEL: usize = 512;
 
-/// Where a policy comes from.
+/// Origin of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     /// An import.
@@ -39,21 +39,21 @@ pub enum Source {
     Cluster,
 }
 
-/// Policies by row of the cluster feed; `None` for a row that is gone.
+/// Policies by row of the cluster feed; `None`: removed.
 pub type FeedRows = BTreeMap<String, Option<Vec<Policy>>>;
 
-/// A row of the cluster feed that is not in force as it is.
+/// A row of the cluster feed that is not wholly in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedPolicy {
     /// Cause.
     pub why: String,
     /// The row's earlier policies are in force.
     pub stale: bool,
-    /// Another row, an import or the policy directory has a policy with this name.
+    /// A policy of this name has another source or row.
     pub conflict: bool,
 }
 
-/// A policy, or several of one name (`specs`).
+/// Policies of one name (several with `specs`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     /// The policies.
@@ -62,7 +62,7 @@ pub struct Document {
     pub source: Source,
 }
 
-/// Last good texts of the policy directory, by path.
+/// The policy directory's last good texts, by path.
 pub type Texts = BTreeMap<String, Arc<str>>;
 
 /// Policies and labels of namespaces. Copies share their content.
@@ -73,17 +73,17 @@ pub struct Documents {
     /// The policy file was lost and not replaced.
     pub lost: bool,
     imports: Vec<Arc<Import>>,
-    /// `None`: no file, or an older agent's.
+    /// `None` without a file, or with an older agent's.
     pub texts: Option<Texts>,
     documents: OrdMap<PolicyName, Document>,
     namespaces: Arc<BTreeMap<String, Labels>>,
-    /// Of the cluster feed: policies by row, rows by policy, and labels of namespaces.
+    /// Of the cluster feed.
     rows: OrdMap<String, Arc<Row>>,
     claims: OrdMap<PolicyName, BTreeSet<String>>,
     of_cluster: OrdMap<String, Labels>,
-    /// The file says that the cluster feed had policies, and the feed's rows are not all known.
+    /// The file records policies of the cluster feed, whose rows are not all known.
     pub awaits_cluster: bool,
-    /// With a cluster feed, of which not every namespace is known.
+    /// The cluster feed's namespaces are not all known.
     pub awaits_namespaces: bool,
     /// Namespaces whose rows the cluster feed refuses.
     pub refused_namespaces: Arc<BTreeSet<String>>,
@@ -91,7 +91,6 @@ pub struct Documents {
 
 type Row = BTreeMap<PolicyName, Arc<Vec<Policy>>>;
 
-/// A text, and its policies in force.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 struct Import {
     file: String,
@@ -123,7 +122,6 @@ struct File {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     directory: Option<Texts>,
     namespaces: Arc<BTreeMap<String, Labels>>,
-    /// The cluster feed has policies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     cluster: bool,
 }
@@ -133,11 +131,11 @@ struct File {
 pub struct Changed {
     /// New or changed.
     pub put: BTreeSet<PolicyName>,
-    /// Gone.
+    /// Removed.
     pub removed: BTreeSet<PolicyName>,
 }
 
-/// A text to import.
+/// A valid text to import.
 pub struct Parsed {
     file: String,
     text: Arc<str>,
@@ -148,7 +146,7 @@ impl Parsed {
     /// Reads a text.
     ///
     /// # Errors
-    /// Refused.
+    /// The text is invalid.
     pub fn new(file: &str, text: &str) -> Result<Self, PolicyError> {
         let policies = read(file, text).map_err(PolicyError::Refused)?;
         Ok(Self { file: file.to_owned(), text: text.into(), policies })
@@ -156,10 +154,10 @@ impl Parsed {
 }
 
 impl Documents {
-    /// Reads the content of the file. Without one, the policies are lost unless the kernel has no rules.
+    /// Reads the file's content; without it, policies are lost.
     ///
     /// # Errors
-    /// Why the content cannot be used.
+    /// The content is unusable.
     pub fn parse(text: Option<&[u8]>) -> Result<Self, String> {
         let Some(text) = text else { return Ok(Self { lost: true, ..Self::default() }) };
         let file: File = serde_json::from_slice(text).map_err(|e| e.to_string())?;
@@ -188,10 +186,10 @@ impl Documents {
         Ok(documents)
     }
 
-    /// The content of the file.
+    /// The file's content.
     ///
     /// # Errors
-    /// Too large to be read.
+    /// It is too large to be read.
     pub fn to_text(&self) -> io::Result<Vec<u8>> {
         let Self { revision, lost, imports, texts: directory, namespaces, .. } = self.clone();
         let cluster = self.has_cluster();
@@ -219,7 +217,7 @@ impl Documents {
     /// Replaces imports of the same names.
     ///
     /// # Errors
-    /// A name is another source's, or the texts are too long.
+    /// A name has another source, or the texts are too long.
     pub fn import(&mut self, Parsed { file, text, policies }: Parsed) -> Result<Changed, PolicyError> {
         let mut changed = Changed::default();
         for (name, policies) in by_name(policies) {
@@ -252,7 +250,7 @@ impl Documents {
     /// Removes an imported policy.
     ///
     /// # Errors
-    /// Unknown, or not imported.
+    /// The policy is unknown, or not imported.
     pub fn delete(&mut self, name: &PolicyName) -> Result<Changed, PolicyError> {
         match self.documents.get(name) {
             None => {
@@ -291,7 +289,7 @@ impl Documents {
         Changed { removed, ..Changed::default() }
     }
 
-    /// Policies are lost and not replaced, or policies of the cluster feed are not known.
+    /// Policies were lost and not replaced, or the cluster feed's are not all known.
     #[must_use]
     pub const fn is_lost(&self) -> bool {
         self.lost || self.awaits_cluster
@@ -306,7 +304,6 @@ impl Documents {
         self.rows.contains_key(row)
     }
 
-    /// Rows of the cluster feed with rules about requests.
     pub(crate) fn rows_with_requests(&self) -> impl Iterator<Item = &String> {
         let has_requests = |policies: &Arc<Vec<Policy>>| {
             policies.iter().flat_map(|policy| &policy.rules).any(|rule| rule.requests.is_some())
@@ -314,7 +311,6 @@ impl Documents {
         self.rows.iter().filter(move |(_, row)| row.values().any(has_requests)).map(|(row, _)| row)
     }
 
-    /// Removes the rows of the cluster feed, and returns their policies.
     pub(crate) fn take_rows(&mut self) -> FeedRows {
         let mut rows = FeedRows::new();
         for (row, policies) in &self.rows {
@@ -336,7 +332,7 @@ impl Documents {
         documents
     }
 
-    /// Replaces the policies of a row of the cluster feed; `None` removes them.
+    /// `None` removes the row.
     pub(crate) fn set_row(&mut self, row: &str, policies: Option<Vec<Policy>>) {
         let policies = by_name(policies.unwrap_or_default()).into_iter();
         let now: Row = policies.map(|(name, policies)| (name, Arc::new(policies))).collect();
@@ -360,7 +356,7 @@ impl Documents {
         }
     }
 
-    /// A policy of the cluster feed is in force unless an import or the policy directory has its name. Of several rows,
+    /// A policy of the cluster feed is in force unless its name has another source. The first row by key has
     /// the first by key has it.
     fn settle(&mut self, name: &PolicyName) {
         if self.documents.get(name).is_some_and(|document| document.source != Source::Cluster) {
@@ -375,7 +371,7 @@ impl Documents {
         self.revision += u64::from(is_changed);
     }
 
-    /// Rows of the cluster feed with a policy that is not in force, with the cause.
+    /// Rows of the cluster feed with a policy that is not in force, and the cause.
     pub(crate) fn rows_in_conflict(&self) -> BTreeMap<String, String> {
         let mut found = BTreeMap::new();
         for (name, rows) in &self.claims {
@@ -393,7 +389,7 @@ impl Documents {
         found
     }
 
-    /// Replaces a namespace's labels in the cluster feed. True if they were others.
+    /// Sets labels of the cluster feed. Returns whether they changed.
     pub fn set_labels_of_cluster(&mut self, name: &str, labels: Option<Labels>) -> bool {
         let before = match labels.clone() {
             Some(labels) => self.of_cluster.insert(name.to_owned(), labels),
@@ -402,7 +398,7 @@ impl Documents {
         before != labels
     }
 
-    /// Replaces the policies of the directory, and its texts. Imported policies stay; their names are returned.
+    /// Sets the directory's policies and texts. Returns names that imports keep.
     pub fn set_directory(&mut self, wanted: BTreeMap<PolicyName, Vec<Policy>>, texts: Texts) -> BTreeSet<PolicyName> {
         self.texts = Some(texts);
         let before = self.documents.clone();
@@ -427,7 +423,7 @@ impl Documents {
         refused
     }
 
-    /// With the namespace's name. Labels set by hand take precedence.
+    /// Manual labels take precedence. The namespace's name is a label.
     pub fn labels_of(&self, namespace: &str) -> Labels {
         let mut labels = self.of_cluster.get(namespace).cloned().unwrap_or_default();
         labels.extend(self.namespaces.get(namespace).into_iter().flatten().map(|(k, v)| (k.clone(), v.clone())));
@@ -435,19 +431,18 @@ impl Documents {
         labels
     }
 
-    /// For an endpoint of this node: until the cluster feed's namespaces are all known, and while its row is refused, a
-    /// namespace without a row has unknown labels.
+    /// For this node's endpoints. Without a row, labels are unknown while the cluster feed's namespaces are not all
+    /// known or the row is refused.
     pub(crate) fn labels_here(&self, namespace: &str) -> Labels {
         self.labels_or_unknown(namespace, self.awaits_namespaces)
     }
 
-    /// For a container of another node, whose namespace exists: its labels are unknown until the cluster feed or an
-    /// operator has named it.
+    /// For other nodes' containers, whose namespaces exist: labels are unknown until the cluster feed or an operator
+    /// names the namespace.
     pub(crate) fn labels_elsewhere(&self, namespace: &str) -> Labels {
         self.labels_or_unknown(namespace, self.awaits_namespaces || !self.namespaces.contains_key(namespace))
     }
 
-    /// `is_unknown`: a namespace without a row has unknown labels.
     fn labels_or_unknown(&self, namespace: &str, is_unknown: bool) -> Labels {
         let mut labels = self.labels_of(namespace);
         let is_unknown = is_unknown || self.refused_namespaces.contains(namespace);
@@ -463,10 +458,10 @@ impl Documents {
         names.into_iter().map(|name| (name.as_str(), self.labels_of(name)))
     }
 
-    /// Replaces the labels of a namespace that are set by hand; `None` removes them.
+    /// Sets manual labels; `None` removes them.
     ///
     /// # Errors
-    /// Invalid name or labels.
+    /// The name or labels are invalid.
     pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) -> Result<(), PolicyError> {
         let bad = |why: String| Err(PolicyError::Namespace { name: name.chars().take(80).collect(), why });
         let is_dns_label = |name: &str| {
@@ -556,7 +551,7 @@ fn numbered(name: &PolicyName, spec: usize) -> PolicyName {
     }
 }
 
-/// Policies of one name have several `specs`.
+/// Groups policies by name.
 pub fn by_name(policies: Vec<Policy>) -> BTreeMap<PolicyName, Vec<Policy>> {
     let mut named: BTreeMap<PolicyName, Vec<Policy>> = BTreeMap::new();
     for policy in policies {

@@ -17,7 +17,7 @@ use crate::limits::{LIMITS, PARTS};
 /// Failure of a change of policy.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum PolicyError {
-    /// Refused text.
+    /// Invalid text.
     #[error("{}", told(.0))]
     Refused(Vec<Refusal>),
     /// Imported texts are too long.
@@ -36,7 +36,7 @@ pub enum PolicyError {
         /// Namespaces with a policy of this kind and name.
         elsewhere: Vec<String>,
     },
-    /// A policy of the directory.
+    /// The policy directory owns the policy.
     #[error("change {name}: it is of the policy directory's file {file}; change or remove that file")]
     OfDirectory {
         /// Policy.
@@ -44,7 +44,7 @@ pub enum PolicyError {
         /// File.
         file: String,
     },
-    /// A policy of the cluster feed.
+    /// The cluster feed owns the policy.
     #[error("change {name}: the cluster feed has it; change it in the cluster")]
     OfCluster {
         /// Policy.
@@ -55,13 +55,13 @@ pub enum PolicyError {
     Namespace {
         /// Name as given.
         name: String,
-        /// The rule.
+        /// Broken rule.
         why: String,
     },
     /// Unknown namespace.
     #[error("delete namespace {0}: it was given no labels")]
     UnknownNamespace(String),
-    /// The rows do not fit; nothing has changed.
+    /// Rows do not fit; nothing has changed.
     #[error("{0}{until_boot}; the policies of before stay in force", until_boot = until_boot(.0))]
     Rows(#[from] compile::Refused),
     /// The proxy refused a listener; nothing has changed.
@@ -72,7 +72,7 @@ pub enum PolicyError {
         "put policy into the kernel: {0}; it is tried again every 2 s, and endpoints that wait for it are refused until then"
     )]
     Kernel(#[from] KernelError),
-    /// Not saved; nothing has changed.
+    /// Saving failed; nothing has changed.
     #[error("keep policies in {}: {why}; nothing has changed", .path.display())]
     NotKept {
         /// File.
@@ -88,12 +88,12 @@ pub enum PolicyError {
         /// Cause.
         why: String,
     },
-    /// The kernel has rules, but the policy file is gone; or rows of the cluster feed are.
+    /// The policy file, or the rows of the cluster feed, are gone, but the kernel has rules.
     #[error("{}", lost(.path, *.of_cluster))]
     Lost {
         /// File.
         path: PathBuf,
-        /// The rows of the cluster feed are gone, not this file.
+        /// The rows of the cluster feed are gone.
         of_cluster: bool,
     },
     /// Unusable policy file.
@@ -110,13 +110,13 @@ pub enum PolicyError {
     },
 }
 
-/// The refusals of a text, a line each.
+/// Refusals of a text, one per line.
 #[must_use]
 pub fn told(refusals: &[Refusal]) -> String {
     refusals.iter().map(ToString::to_string).collect::<Vec<_>>().join("\n")
 }
 
-/// A remedy for a table of an earlier version.
+/// Remedy for an earlier version's table.
 fn until_boot(refused: &compile::Refused) -> String {
     let (fit, limit) = match refused {
         compile::Refused::TooLarge(TooLarge { table: Table::Ipcache, limit, .. }) => (LIMITS.ipcache, *limit),

@@ -1,5 +1,4 @@
-//! Policies of the cluster feed that are not in force. A row that does not fit, or that the proxy refuses, is refused
-//! alone.
+//! Policies of the cluster feed that are not in force. A refused row does not affect others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,32 +15,30 @@ use crate::{
     state::{Base, State},
 };
 
-/// Until refused rows are tried again without more room: the proxy may accept them.
+/// Interval of attempts without more room: the proxy may accept the rows.
 const RETRY: Duration = Duration::from_secs(600);
 
-/// Of a row that waits for its attempt.
 const WAITS: &str = "it is not tried yet: other policies do not fit; it is tried within seconds";
 
-/// Of a row whose listeners the proxy has not acknowledged.
 const UNACKNOWLEDGED: &str = "the proxy has not acknowledged the rules about requests; until then, their connections \
                               are dropped, or pass if failOpen says so";
 
-/// Policies of the cluster feed that are not in force as they are.
+/// Policies of the cluster feed that are not wholly in force.
 #[derive(Debug, Default)]
 pub struct FeedPolicies {
     /// Rows that do not fit, or that the proxy refuses.
     unfit: FeedRows,
-    /// Limits and numbers of rows at the last attempt with the unfit rows, and its time.
+    /// Limits, sizes and time of the last attempt with `unfit`.
     tried: Option<(Limits, Sizes, Instant)>,
-    /// Rows for the next attempts; the last one first.
+    /// For the next attempts, last first.
     waiting: Vec<FeedRows>,
-    /// Rows that this version cannot read: policies of an earlier start count as lost.
+    /// Rows that this version cannot read.
     unreadable: BTreeSet<String>,
     refused: BTreeMap<String, RefusedPolicy>,
 }
 
 impl FeedPolicies {
-    /// Rows are replaced or gone. `unreadable`: those that this version cannot read, with the cause.
+    /// Forgets changed rows. `unreadable`: cause by unreadable row.
     pub fn replace(&mut self, rows: &FeedRows, unreadable: BTreeMap<String, String>) {
         for row in rows.keys().chain(unreadable.keys()) {
             self.refused.remove(row);
@@ -56,7 +53,7 @@ impl FeedPolicies {
         self.refused.extend(unreadable.into_iter().map(|(row, why)| (row, refusal(why))));
     }
 
-    /// Every row can be read.
+    /// Every row is readable.
     #[must_use]
     pub fn are_readable(&self) -> bool {
         self.unreadable.is_empty()
@@ -68,9 +65,9 @@ impl FeedPolicies {
         !self.waiting.is_empty()
     }
 
-    /// Adds rows that are tried one by one if they do not fit together.
+    /// Adds rows, which are tried separately if they do not fit together.
     pub fn try_later(&mut self, rows: FeedRows) {
-        // First those that are gone, which make room.
+        // Removed rows make room first.
         let (gone, put): (FeedRows, FeedRows) = rows.into_iter().partition(|(_, policies)| policies.is_none());
         self.waiting.extend([put, gone]);
     }
@@ -88,10 +85,10 @@ impl State {
         Some((part, documents))
     }
 
-    /// After an attempt with rows of [`State::next_rows`]. A part that does not fit is tried in halves.
+    /// Takes the result for [`State::next_rows`]. Halves a part that does not fit.
     ///
     /// # Errors
-    /// The attempt failed for another reason: the rows wait.
+    /// The attempt failed for another reason; the rows wait.
     pub fn tried_rows(
         &mut self,
         mut part: FeedRows,
@@ -123,7 +120,7 @@ impl State {
         Ok(false)
     }
 
-    /// After the last attempt: rows that wait are refused for now.
+    /// After the last attempt: refuses waiting rows for now.
     pub fn refuse_waiting(&mut self) {
         let waiting: Vec<String> = self.feed.waiting.iter().flat_map(BTreeMap::keys).cloned().collect();
         for row in waiting.iter().filter(|row| !self.feed.refused.contains_key(*row)).collect::<Vec<_>>() {
@@ -132,8 +129,7 @@ impl State {
         }
     }
 
-    /// Tries unfit rows again if a table has lost rows or its limit has changed since the last attempt with them, or
-    /// after ten minutes.
+    /// Retries unfit rows after `RETRY`, or once a table has fewer rows or another limit.
     pub fn retry_unfit(&mut self, now: Instant) {
         let (Some((limits, sizes, at)), Some(have)) = (&self.feed.tried, self.sizes()) else { return };
         let is_less = have.ipcache < sizes.ipcache
@@ -148,12 +144,11 @@ impl State {
         }
     }
 
-    /// Refuses policies of the cluster feed that do not fit, until the others of `documents` do. The kernel's rows do
-    /// not change meanwhile, so that they change once and no container is open. While they are unknown, nothing is
-    /// refused.
+    /// Refuses policies of the cluster feed that do not fit. Writes no rows, so that the kernel's rows change once and
+    /// no container is open meanwhile. Refuses nothing while the kernel's rows are unknown.
     ///
     /// # Errors
-    /// The documents do not fit without policies of the cluster feed. Nothing has changed.
+    /// The documents do not fit without the feed's policies; nothing has changed.
     pub fn fit(&mut self, mut documents: Documents, now: Instant) -> Result<Documents, PolicyError> {
         if self.base.engine().is_none() {
             return Ok(documents);
@@ -184,7 +179,7 @@ impl State {
         Ok(trial.inputs.documents)
     }
 
-    /// Rows of the cluster feed that are not in force as they are, by key.
+    /// Rows of the cluster feed that are not wholly in force, by key.
     #[must_use]
     pub fn refused_rows(&self) -> BTreeMap<String, RefusedPolicy> {
         let documents = &self.inputs.documents;
@@ -202,7 +197,6 @@ impl State {
     }
 }
 
-/// Rows that are computed and not written.
 struct Trial {
     inputs: Inputs,
     base: Base,

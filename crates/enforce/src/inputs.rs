@@ -21,29 +21,29 @@ use crate::{
     names,
 };
 
-/// A container of another node by uid; `None` for one that is gone.
+/// Another node's container by uid; `None`: removed.
 pub type ChangedPod = (Arc<str>, Option<Arc<FeedPod>>);
 
 /// A change of the inputs.
 #[derive(Debug, Clone)]
 pub enum Input {
-    /// An endpoint of this node, new or changed.
+    /// A new or changed endpoint of this node.
     Endpoint(Box<EndpointRecord>),
-    /// An endpoint is gone. Another epoch than the present one changes nothing.
+    /// An endpoint is gone. Another epoch changes nothing.
     NoEndpoint(EndpointId, Epoch),
-    /// All policies and labels of namespaces. Apply it before [`Input::Pods`].
+    /// All policies and namespace labels. Precedes [`Input::Pods`].
     Documents(Documents),
-    /// Containers of other nodes.
+    /// Other nodes' containers.
     Pods(Vec<ChangedPod>),
     /// All addresses of the node.
     Node(BTreeSet<IpAddr>),
     /// All addresses of other nodes.
     OtherNodes(BTreeSet<IpAddr>),
-    /// All networks of containers of other nodes, of which none contains another.
+    /// All other nodes' container networks; none contains another.
     PodNetworks(BTreeSet<IpNet>),
-    /// All addresses of names, and the names that have changed.
+    /// All addresses of names, and changed names.
     Names(Cache, Changed),
-    /// When policy is enforced.
+    /// Mode of enforcement.
     Enforcement(Enforcement),
 }
 
@@ -52,13 +52,13 @@ pub enum Input {
 pub struct Inputs {
     /// When policy is enforced.
     pub enforcement: Enforcement,
-    /// Policies and labels of namespaces.
+    /// Policies and namespace labels.
     pub documents: Documents,
     /// Containers.
     pub members: Members,
     /// Addresses of the node.
     pub node: Arc<BTreeSet<IpAddr>>,
-    /// Networks of containers of other nodes.
+    /// Other nodes' container networks.
     pub pod_networks: Arc<BTreeSet<IpNet>>,
     /// Addresses of other nodes.
     pub other_nodes: Arc<BTreeSet<IpAddr>>,
@@ -67,14 +67,13 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Without any input.
+    /// Inputs without content.
     #[must_use]
     pub fn new(enforcement: Enforcement) -> Self {
         Self { enforcement, ..Self::default() }
     }
 
-    /// Applies a change. Returns the events for an engine that has the earlier inputs; `None` if rows must be computed
-    /// from all inputs.
+    /// Returns events for an engine with the earlier inputs; `None`: rows must be computed from all inputs.
     pub fn apply(&mut self, input: Input, services: &[IpNet]) -> Option<Vec<Event>> {
         Some(match input {
             Input::Endpoint(record) => {
@@ -137,13 +136,13 @@ impl Inputs {
         members.renew(Surroundings { documents, mode: *enforcement })
     }
 
-    /// There is a policy, or an endpoint that is isolated without one.
+    /// There is a policy, or an endpoint isolated without one.
     #[must_use]
     pub fn need_rows(&self) -> bool {
         self.enforcement == Enforcement::Always || !self.documents.is_empty() || self.members.is_any_isolated()
     }
 
-    /// For an engine without inputs: endpoints with rules in `tables` are isolated, without a rule.
+    /// For an engine without inputs: isolates endpoints that have rules.
     pub(crate) fn isolated(&self, tables: &Tables) -> Vec<Event> {
         let name = PolicyName { kind: "start".into(), namespace: String::new(), name: "isolated".into() };
         let always = model::Enforcement::Always(Arc::new(name));

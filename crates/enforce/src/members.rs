@@ -23,18 +23,18 @@ use wharf_policy::{
 
 use crate::{documents::Documents, rows::key};
 
-/// Of documents that name none (Kubernetes).
+/// Kubernetes' namespace for documents without one.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// Source of labels of pods.
+/// Source of pod labels.
 const K8S: &str = "k8s";
 
-/// Source [`K8S`], in Cilium-style documents.
+/// With source [`K8S`], in Cilium-style documents.
 const NAMESPACE_LABEL: &str = "io.kubernetes.pod.namespace";
 
 const INIT: &str = "reserved:init";
 
-/// Labels that policy selects by; without a pod, also as pod labels, the only ones of `NetworkPolicy`.
+/// Without a pod, they are also pod labels, the only ones that `NetworkPolicy` selects by.
 fn labels_for(record: &EndpointRecord) -> Labels {
     let mut labels = Labels::new();
     for Label { source, key, value } in security_relevant(&record.labels) {
@@ -46,7 +46,7 @@ fn labels_for(record: &EndpointRecord) -> Labels {
     labels
 }
 
-/// Labels of a container of another node. A label of the pod cannot claim another namespace.
+/// A pod label cannot claim another namespace.
 fn labels_elsewhere(pod: &FeedPod) -> Labels {
     let labels = pod.labels.iter().filter(|(key, _)| *key != NAMESPACE_LABEL);
     let labels = labels.map(|(key, value)| (key.as_str(), value.as_str()));
@@ -59,7 +59,6 @@ fn labels_elsewhere(pod: &FeedPod) -> Labels {
     labels.map(|Label { source, key, value }| (format!("{source}:{key}"), value)).collect()
 }
 
-/// From the ADD or a label.
 fn namespace_of(record: &EndpointRecord) -> String {
     let of_label = |label: &&Label| label.source == "k8s" && label.key == NAMESPACE_LABEL && !label.value.is_empty();
     let by_label = || record.labels.iter().find(of_label).map(|label| label.value.clone());
@@ -110,40 +109,40 @@ pub struct Unrecorded {
     pub addresses: Vec<IpAddr>,
 }
 
-/// Endpoints, and a number for each set of labels; numbers are not reused.
+/// Endpoints, and a unique number for each label set.
 #[derive(Debug, Clone, Default)]
 pub struct Members {
     endpoints: OrdMap<EndpointId, Place>,
     addresses: OrdMap<(IpAddr, u16), EndpointId>,
-    /// Isolated regardless of policies.
+    /// Number isolated regardless of policies.
     isolated: usize,
     numbers: OrdMap<LabelSet, u32>,
     identities: OrdMap<u32, Identity>,
     last: u32,
-    /// Containers of other nodes, by uid.
+    /// Other nodes' containers by uid.
     elsewhere: OrdMap<Arc<str>, Elsewhere>,
     numbers_elsewhere: OrdMap<LabelSet, u32>,
-    /// Label sets of rows: pods with equal labels share them.
+    /// Label sets that pods with equal labels share.
     rows: OrdMap<RowLabels, (LabelSet, u32)>,
     /// Labels of the namespaces of `rows`.
     namespaces: OrdMap<Arc<str>, Arc<Labels>>,
-    /// `identities` and `rows` after the last removal of unused ones.
+    /// Size after the last cleanup.
     used: usize,
-    /// Keys below `next_key` that no container has.
+    /// Unused keys below `next_key`.
     free_keys: OrdSet<u32>,
     next_key: u32,
 }
 
-/// Keys of containers of other nodes are above every endpoint id, so that an endpoint of this node takes precedence.
+/// Above endpoint ids: this node's endpoints precede other nodes' containers.
 const FIRST_KEY: u32 = 1 << 16;
 
-/// Unused entries of `identities` and `rows` without a removal.
+/// Unused entries that need no cleanup.
 const MIN_UNUSED: usize = 1_024;
 
-/// Labels of a pod, and of the namespace.
+/// Labels of pod and namespace.
 type LabelSet = (Arc<Labels>, Option<Arc<Labels>>);
 
-/// Labels of a row, and the pod's namespace. The labels are compared by address: rows share equal ones.
+/// Labels of a row (compared by address, because rows share equal ones), and the pod's namespace.
 #[derive(Debug, Clone)]
 struct RowLabels(Arc<BTreeMap<String, String>>, Arc<str>);
 
@@ -173,7 +172,6 @@ impl PartialEq for RowLabels {
 
 impl Eq for RowLabels {}
 
-/// A container of another node.
 #[derive(Debug, Clone)]
 struct Elsewhere {
     key: u32,
@@ -186,12 +184,12 @@ struct Elsewhere {
 pub struct Place {
     /// Its epoch.
     pub epoch: Epoch,
-    /// Unless its labels are unknown.
+    /// `None` if labels are unknown.
     pub namespace: Option<String>,
     /// Overrides the node's mode.
     pub own: Enforcement,
     init: bool,
-    /// As the tables have it.
+    /// The member in the tables.
     pub member: Member,
 }
 
@@ -199,7 +197,7 @@ impl Members {
     /// `None` if unchanged.
     pub(crate) fn insert(&mut self, record: &EndpointRecord, node: Surroundings<'_>) -> Option<Event> {
         let (health, init) = (record.identity == Identity::HEALTH, record.identity == Identity::INIT);
-        // Rules about pods of a namespace require known labels.
+        // Rules about a namespace's pods require known labels.
         let namespace = (!health && !init).then(|| namespace_of(record));
         let own = record.policy_enforcement;
         let endpoint = Endpoint {
@@ -215,7 +213,7 @@ impl Members {
         self.put(record.id, record.identity, endpoint, place)
     }
 
-    /// An endpoint whose record was lost, as one whose labels are not known yet.
+    /// As an endpoint with unknown labels.
     pub(crate) fn insert_unrecorded(&mut self, lost: Unrecorded, node: Surroundings<'_>) {
         let own = Enforcement::Default;
         let endpoint = Endpoint {
@@ -242,7 +240,7 @@ impl Members {
         (before != Some(place)).then(|| Event::Endpoint(key(id), member))
     }
 
-    /// A container of another node; `None` if unchanged. After a change of namespaces, call [`Members::renew`] first.
+    /// `None` if unchanged. After a change of namespaces, call [`Members::renew`] first.
     pub(crate) fn put_elsewhere(&mut self, pod: Arc<FeedPod>, wanted: &Documents) -> Option<Event> {
         let ((labels, namespace), number) = self.set_of(&pod, wanted);
         let endpoint = Endpoint {
@@ -268,7 +266,6 @@ impl Members {
         event
     }
 
-    /// The label set of a container of another node, and its number.
     fn set_of(&mut self, pod: &FeedPod, wanted: &Documents) -> (LabelSet, u32) {
         let row = RowLabels::of(pod);
         if let Some(known) = self.rows.get(&row) {
@@ -289,7 +286,7 @@ impl Members {
         known
     }
 
-    /// `None` for an unknown one.
+    /// `None` if unknown.
     pub(crate) fn remove_elsewhere(&mut self, uid: &str) -> Option<Event> {
         let gone = self.elsewhere.remove(uid)?;
         self.free_keys.insert(gone.key);
@@ -308,7 +305,7 @@ impl Members {
         self.last
     }
 
-    /// Removes label sets that no container has. Looks at every container, so it waits for many new sets.
+    /// Removes unused label sets. Scans every container, so it waits for many new sets.
     fn forget_unused(&mut self) {
         if self.identities.len() + self.rows.len() < 2 * self.used + MIN_UNUSED {
             return;
@@ -326,7 +323,7 @@ impl Members {
         self.used = self.identities.len() + self.rows.len();
     }
 
-    /// An endpoint.
+    /// An endpoint of this node.
     pub fn get(&self, id: EndpointId) -> Option<&Place> {
         self.endpoints.get(&id)
     }
@@ -397,7 +394,7 @@ impl Members {
         self.isolated > 0
     }
 
-    /// Endpoints whose labels are unknown.
+    /// Number of endpoints with unknown labels.
     pub fn without_labels(&self) -> usize {
         self.endpoints.values().filter(|place| place.init).count()
     }
@@ -417,7 +414,7 @@ impl Members {
         here.chain(elsewhere.map(|place| Event::Endpoint(EndpointKey(place.key), place.member.clone())))
     }
 
-    /// Endpoints of this node.
+    /// This node's endpoints.
     pub fn iter(&self) -> impl Iterator<Item = (EndpointId, &Place)> {
         self.endpoints.iter().map(|(id, place)| (*id, place))
     }
@@ -499,7 +496,7 @@ mod tests {
         };
         let first = member(members.put_elsewhere(pod("a", &web), &wanted));
         let second = member(members.put_elsewhere(pod("b", &web), &wanted));
-        // Labels that the feed does not share, and a label that is no part of the set.
+        // Labels that the feed does not share, and a label outside the set.
         let mut rolled = BTreeMap::clone(&web);
         rolled.insert("pod-template-hash".to_owned(), "1".to_owned());
         let third = member(members.put_elsewhere(pod("c", &Arc::new(rolled)), &wanted));

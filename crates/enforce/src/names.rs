@@ -1,4 +1,4 @@
-//! Addresses of names, as policy sees them.
+//! Addresses of names for policy.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -19,7 +19,7 @@ pub(crate) fn all(names: &Cache, services: &[IpNet]) -> Vec<Event> {
     events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect(), services)
 }
 
-/// Whether a name may open the address: not services, nor link-local addresses of the node or its cloud
+/// Whether a name may open the address: not services, and not addresses near the node such as the metadata service
 /// (169.254.169.254).
 fn is_of_the_world(address: IpAddr, services: &[IpNet]) -> bool {
     let is_near = match address {

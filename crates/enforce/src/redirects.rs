@@ -1,4 +1,4 @@
-//! Redirects to the proxy, and the file that keeps their ports.
+//! Redirects to the proxy, and the file of their ports.
 
 use std::{
     collections::BTreeMap,
@@ -23,9 +23,9 @@ pub type RedirectTable = BTreeMap<u16, Redirect>;
 /// Connections redirected to a port.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Redirect {
-    /// What connections may carry.
+    /// Allowed content of connections.
     pub listener: Arc<Listener>,
-    /// Endpoints and their addresses.
+    /// Addresses of endpoints.
     pub members: BTreeMap<(EndpointId, Epoch), Vec<IpAddr>>,
     /// How often connections restarted because rows led some elsewhere.
     pub rounds: BTreeMap<(EndpointId, Epoch), u32>,
@@ -34,10 +34,10 @@ pub struct Redirect {
 /// Why the proxy did not apply a change.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ProxyError {
-    /// Refused, with the reason; the previous state stays.
+    /// Refused with a reason; the previous state stays.
     #[error("{0}")]
     Refused(String),
-    /// Refused: another program has the port.
+    /// Refused because another program has the port.
     #[error("{1}")]
     Taken(u16, String),
     /// No answer, or no proxy.
@@ -46,11 +46,11 @@ pub enum ProxyError {
 }
 
 const VERSION: u32 = 1;
-/// A listener keeps a member after rows last led there, for connections before the proxy's accept: a closed socket
+/// A listener keeps a leaving member for this time, for connections that the proxy has not accepted: a closed socket
 /// resets its queue, and nothing reports that the queue is empty.
 pub const HANDSHAKES: Duration = Duration::from_millis(500);
 
-/// Of the proxy, before a revision is realized.
+/// What the proxy owes before a revision is realized.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Owed {
     /// Nothing.
@@ -58,10 +58,10 @@ pub enum Owed {
     Nothing,
     /// Acknowledge; if `ends`, then end connections judged by earlier requests.
     Answer {
-        /// Connections end then.
+        /// Afterwards, connections under earlier rules must end.
         ends: bool,
     },
-    /// End connections judged by earlier requests, the last one at this time.
+    /// Connections under earlier rules end by this time.
     Ends(Instant),
 }
 
@@ -89,7 +89,7 @@ pub struct Ports {
 struct File {
     version: u32,
     listeners: Listeners,
-    /// Port, endpoint, epoch, round. Missing in older files.
+    /// Port, endpoint, epoch, round. Absent in older files.
     #[serde(default)]
     rounds: Vec<(u16, u16, u64, u32)>,
 }
@@ -118,7 +118,7 @@ pub(crate) fn wanted(tables: &Tables, members: &Members) -> RedirectTable {
     wanted
 }
 
-/// Union of both states. A port with two listeners is `other`'s: no row of `one` leads there.
+/// A port with two listeners gets `other`'s: no row of `one` leads there.
 pub(crate) fn both(one: &RedirectTable, other: &RedirectTable) -> RedirectTable {
     let mut both = one.clone();
     for (port, redirect) in other {
@@ -130,7 +130,7 @@ pub(crate) fn both(one: &RedirectTable, other: &RedirectTable) -> RedirectTable 
     both
 }
 
-/// Leaving members stay for [`HANDSHAKES`].
+/// Keeps leaving members for [`HANDSHAKES`].
 pub(crate) fn with_outgoing(
     after: &RedirectTable,
     told: &RedirectTable,
@@ -146,7 +146,7 @@ pub(crate) fn with_outgoing(
         let listener =
             || Redirect { listener: Arc::clone(&redirect.listener), members: BTreeMap::new(), rounds: BTreeMap::new() };
         let staying = wanted.entry(port).or_insert_with(listener);
-        // Another listener would judge by other rules.
+        // Another listener would decide by other rules.
         if let Some(addresses) = redirect.members.get(&member).filter(|_| staying.listener == redirect.listener) {
             staying.members.insert(member, addresses.clone());
             stay.insert((port, member), until);
@@ -156,7 +156,7 @@ pub(crate) fn with_outgoing(
     wanted
 }
 
-/// Whether remaining endpoints' connections end: the listener goes, loses them, or begins another round.
+/// Whether remaining endpoints' connections end: the listener goes, loses them, or begins a round.
 pub(crate) fn end(before: &RedirectTable, after: &RedirectTable, members: &Members) -> bool {
     let is_envoys = |redirect: &Redirect| redirect.listener.requests.names.is_empty();
     let anew = |(port, redirect): (&u16, &Redirect)| {
@@ -170,7 +170,7 @@ pub(crate) fn end(before: &RedirectTable, after: &RedirectTable, members: &Membe
     losses(before, after, members).next().is_some() || after.iter().any(anew)
 }
 
-/// Endpoints that lose a listener of Envoy's; the DNS proxy judges each query.
+/// Endpoints that lose an Envoy listener; the DNS proxy decides each query.
 fn losses<'a>(
     before: &'a RedirectTable,
     after: &'a RedirectTable,
@@ -191,12 +191,12 @@ pub(crate) fn listeners(wanted: &RedirectTable) -> Listeners {
 }
 
 impl Ports {
-    /// Bytes of a file that is read.
+    /// Bytes of a readable file.
     pub const MAX_FILE: u64 = 128 << 20;
-    /// Reads the content of a file.
+    /// Reads the file's content.
     ///
     /// # Errors
-    /// Another format.
+    /// The format differs.
     pub fn parse(text: &[u8]) -> io::Result<Self> {
         let File { version, listeners, rounds } = serde_json::from_slice(text)?;
         if version != VERSION {
@@ -208,10 +208,10 @@ impl Ports {
         Ok(Self { listeners, rounds: rounds.collect() })
     }
 
-    /// The content of a file.
+    /// The file's content.
     ///
     /// # Errors
-    /// Too large to be read.
+    /// It is too large to be read.
     pub fn to_text(&self) -> io::Result<Vec<u8>> {
         let Self { listeners, rounds } = self;
         let rounds = rounds.iter().map(|((port, (id, epoch)), round)| (*port, id.get(), epoch.0, *round)).collect();
@@ -232,7 +232,7 @@ impl Redirect {
         members.map(|((id, epoch), addresses)| (member(id.get(), epoch.0), addresses.clone())).collect()
     }
 
-    /// Rounds, as [`Redirect::members`].
+    /// Rounds, keyed as in [`Redirect::members`].
     #[must_use]
     pub fn rounds<M: Ord>(&self, member: impl Fn(u16, u64) -> M) -> BTreeMap<M, u32> {
         self.rounds.iter().map(|((id, epoch), round)| (member(id.get(), epoch.0), *round)).collect()

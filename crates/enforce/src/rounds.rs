@@ -1,6 +1,6 @@
-//! Rounds: how often a member restarted its connections because rows led some elsewhere although its listener stayed.
+//! Rounds: how often a member restarted connections because rows led some elsewhere although its listener stayed.
 //!
-//! A round is saved before the rows change, for the next agent. The proxy gets it when open handshakes are over.
+//! A round is saved before the rows change, for the next agent. The proxy gets it after open handshakes.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -11,7 +11,7 @@ use crate::redirects::RedirectTable;
 /// Listener's port, and member.
 pub(crate) type Place = (u16, (EndpointId, Epoch));
 
-/// Pending rounds of a member. A further one joins the last, so that constant changes do not delay it forever.
+/// Pending rounds of a member. Further ones join the last, because constant changes must not delay it forever.
 const WAITING: usize = 2;
 
 /// Members without a number are in round zero.

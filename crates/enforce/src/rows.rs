@@ -1,4 +1,4 @@
-//! Converts rows of `wharf-policy` to the kernel's rows and back.
+//! Conversion between rows of `wharf-policy` and the kernel.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -56,7 +56,7 @@ pub(crate) fn changes(changes: &[Change], owner: impl Fn(&IpNet, Identity) -> u3
     changes.iter().filter_map(of).collect()
 }
 
-/// Without the peers that the kernel has already, and that have no other change.
+/// Removes unchanged peers, unless another change concerns them.
 pub(crate) fn without_equal(mut rows: Vec<RowChange>, peers: &BTreeMap<IpNet, PeerRow>) -> Vec<RowChange> {
     let mut changes: HashMap<IpNet, usize> = HashMap::new();
     for row in &rows {
@@ -112,17 +112,17 @@ pub(crate) fn tables(rows: &PolicyRows, listeners: &Listeners) -> Tables {
     tables
 }
 
-/// For an unsaved listener; unique, so no other cell leads there.
+/// For an unsaved listener; unique, so that no other cell leads there.
 fn unknown(port: ListenerId) -> Listener {
     let nobody = ServerName::Exact(format!("port-{}.invalid", port.0));
     let requests = Requests { server_names: [nobody].into(), ..Requests::default() };
     Listener { direction: Direction::Ingress, requests: Arc::new(requests), share: Share::default() }
 }
 
-/// No endpoint has it, so the engine takes each row for changed; see [`without_equal`].
+/// No endpoint has it, so the engine considers each row changed; see [`without_equal`].
 const UNKNOWN: Identity = Identity(u32::MAX);
 
-/// An endpoint of this node in the tables.
+/// An endpoint's key in the tables.
 #[must_use]
 pub fn key(id: EndpointId) -> EndpointKey {
     EndpointKey(id.get().into())
@@ -134,7 +134,7 @@ pub(crate) fn endpoint(key: EndpointKey) -> Option<EndpointId> {
 
 const _: () = assert!(PortClass::UNKNOWN.0 == PORT_UNKNOWN);
 
-/// A cell in the kernel.
+/// Key of a cell in the kernel.
 #[must_use]
 pub fn cell_key(set: SetId, (class, port): (PeerClass, PortClass)) -> CellKey {
     CellKey { set: set.0, class: class.0, port: port.0 }

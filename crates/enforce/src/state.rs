@@ -1,4 +1,4 @@
-//! Policy of the node: its inputs, and the states of kernel and proxy.
+//! Inputs of policy, and known states of kernel and proxy.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,17 +27,17 @@ use crate::{
     rows,
 };
 
-/// For connections to end after an acknowledgement: Envoy takes 2 s.
+/// Connections end within this time of an acknowledgement; Envoy takes 2 s.
 pub const PROXY_DRAINS: Duration = Duration::from_millis(2_500);
 
 /// Settings of the agent.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Of the policies, for messages.
+    /// File of policies, for messages.
     pub file: PathBuf,
     /// Networks of services.
     pub services: Arc<[IpNet]>,
-    /// Of the proxy's ports.
+    /// First port of the proxy.
     pub first_port: u16,
     /// There is a cluster feed.
     pub has_feed: bool,
@@ -50,18 +50,16 @@ pub struct KernelRows {
     pub rows: PolicyRows,
     /// Addresses of the node.
     pub addresses: BTreeSet<IpAddr>,
-    /// Rows that the table of peers holds.
+    /// Capacity of the table of peers.
     pub peers_max: u32,
 }
 
-/// Knowledge of the kernel's rows.
 #[derive(Debug, Clone)]
 pub(crate) enum Base {
-    /// Nothing: a change is not complete.
+    /// The rows may contain part of a change.
     Unknown,
-    /// Rows of another agent, or of lost policies. The engine has no inputs; its tables lack the peers' identities.
+    /// Rows of another agent, or of lost policies. The engine has no inputs, and its tables lack peers' identities.
     Rows(Engine, Arc<BTreeMap<IpNet, PeerRow>>),
-    /// The rows follow from the inputs.
     Inputs(Engine),
 }
 
@@ -74,10 +72,9 @@ impl Base {
     }
 }
 
-/// State of the proxy.
 #[derive(Debug, Default)]
 pub(crate) struct Proxy {
-    /// Redirects that it has, or is about to get.
+    /// Redirects that the proxy has or gets next.
     pub(crate) sent: RedirectTable,
     /// Members in `sent` that rows no longer lead to.
     pub(crate) outgoing: Outgoing,
@@ -86,16 +83,16 @@ pub(crate) struct Proxy {
     pub(crate) kept: Ports,
     /// The kernel's part of redirects exists.
     pub(crate) has_way: bool,
-    /// It exists, or a part of it.
+    /// The kernel's part of redirects may exist in part.
     pub(crate) may_have_way: bool,
-    /// Used by other programs: no new listener gets one.
+    /// Other programs' ports, which new listeners avoid.
     pub(crate) taken: Arc<BTreeSet<u16>>,
 }
 
-/// New redirects for the proxy, and the file that must have their ports first.
+/// New redirects, and ports to save before.
 #[derive(Debug, Default)]
 pub struct ProxyUpdate {
-    /// `None` if the file has them.
+    /// `None` if saved.
     pub ports: Option<Ports>,
     /// `None` if the proxy has them.
     pub redirects: Option<RedirectTable>,
@@ -109,20 +106,20 @@ pub enum Awaited {
     /// No redirects.
     #[default]
     Nothing,
-    /// The redirects of these ports.
+    /// Redirects of these ports.
     Ports(BTreeSet<u16>),
-    /// All redirects that change.
+    /// All changed redirects.
     All,
 }
 
 /// Result of a [`ProxyUpdate`].
 #[derive(Debug)]
 pub struct ProxyAnswer {
-    /// The file has the ports.
+    /// The ports are saved.
     pub is_kept: bool,
     /// The proxy's answer.
     pub answer: Result<(), ProxyError>,
-    /// Redirects that the proxy has not acknowledged.
+    /// Redirects without an acknowledgement.
     pub outstanding: Vec<String>,
 }
 
@@ -133,24 +130,21 @@ pub struct State {
     pub(crate) inputs: Inputs,
     pub(crate) base: Base,
     pub(crate) proxy: Proxy,
-    /// There was a policy since the agent's start, or rows then.
+    /// Rows exist, or a policy existed since the start.
     pub(crate) is_active: bool,
-    /// The file of policies exists.
     pub(crate) is_kept: bool,
-    /// The file says that the cluster feed has policies.
     pub(crate) is_cluster_kept: bool,
     pub(crate) limits: Limits,
-    /// Until the kernel's rows are read.
     pub(crate) unrecorded: Vec<Unrecorded>,
     pub(crate) writes: u64,
     pub(crate) realized: u64,
     pub(crate) problem: Option<String>,
-    /// Policies of the cluster feed that are not in force.
+    /// Refused policies of the cluster feed.
     pub feed: FeedPolicies,
 }
 
 impl State {
-    /// Without inputs.
+    /// A state without inputs.
     #[must_use]
     pub fn new(settings: Settings, enforcement: Enforcement) -> Self {
         Self {
@@ -170,7 +164,7 @@ impl State {
         }
     }
 
-    /// The inputs. Rows follow them, unless [`State::problem`] says why not.
+    /// The rows follow the inputs, unless [`State::problem`] has a cause.
     #[must_use]
     pub const fn inputs(&self) -> &Inputs {
         &self.inputs
@@ -182,13 +176,13 @@ impl State {
         self.base.engine().map(Engine::tables)
     }
 
-    /// Numbers of the kernel's rows, if known.
+    /// Sizes of the kernel's rows, if known.
     #[must_use]
     pub fn sizes(&self) -> Option<Sizes> {
         self.base.engine().map(Engine::sizes)
     }
 
-    /// Of the kernel's tables.
+    /// Limits of the kernel's tables.
     #[must_use]
     pub const fn limits(&self) -> &Limits {
         &self.limits
@@ -212,7 +206,7 @@ impl State {
         self.writes
     }
 
-    /// Revision of the documents that is in force.
+    /// Revision of the documents in force.
     #[must_use]
     pub const fn realized(&self) -> u64 {
         self.realized
@@ -224,19 +218,19 @@ impl State {
         self.problem.as_deref()
     }
 
-    /// The file of policies exists, and has documents that count.
+    /// The file of policies exists and is usable.
     #[must_use]
     pub const fn is_kept(&self) -> bool {
         self.is_kept
     }
 
-    /// The file of policies has the documents of the inputs.
+    /// Marks the documents as saved.
     pub fn set_kept(&mut self) {
         self.is_kept = true;
         self.is_cluster_kept = self.inputs.documents.has_cluster();
     }
 
-    /// The cluster feed has policies, and the file of policies does not say so: without the rows of the feed, a start
+    /// The file of policies must still record policies of the cluster feed: a start without its rows would not detect
     /// would not know that policies are lost.
     #[must_use]
     pub fn lacks_cluster(&self) -> bool {
@@ -255,7 +249,7 @@ impl State {
         self.proxy.owed
     }
 
-    /// The kernel's part of redirects exists, or a part of it.
+    /// The kernel's part of redirects may exist in part.
     #[must_use]
     pub const fn may_have_way(&self) -> bool {
         self.proxy.may_have_way
@@ -266,7 +260,7 @@ impl State {
         (self.proxy.has_way, self.proxy.may_have_way) = (false, false);
     }
 
-    /// At a start: the saved state of before. `is_kept`: the file of policies exists.
+    /// At a start: loads the saved state. `is_kept`: the file of policies exists.
     pub fn load(&mut self, inputs: Inputs, ports: Ports, is_kept: bool) {
         self.inputs = inputs;
         self.is_cluster_kept = self.inputs.documents.has_cluster();
@@ -277,39 +271,36 @@ impl State {
         self.is_kept = is_kept;
     }
 
-    /// At a start, before the first rows.
+    /// At a start, before the first rows: applies an input.
     pub fn take(&mut self, input: Input) {
-        // The first rows are computed from all inputs.
         drop(self.inputs.apply(input, &self.settings.services));
     }
 
-    /// At a start, after [`State::load`]: endpoints in the kernel without a record. Until the kernel's rows are read,
-    /// there may be some.
+    /// At a start, after [`State::load`]: endpoints in the kernel without a record. Rows may exist until read.
     pub fn begin(&mut self, unrecorded: Vec<Unrecorded>) {
         self.unrecorded = unrecorded;
         self.is_active = true;
     }
 
-    /// An endpoint without a record is gone.
+    /// Forgets an endpoint without a record.
     pub fn forget_unrecorded(&mut self, id: EndpointId) {
         self.unrecorded.retain(|lost| lost.id != id);
     }
 
-    /// At a start, before the first transaction. `has_rows`: also rows of an earlier agent must be changed.
+    /// At a start, before the first transaction. `has_rows`: an earlier agent's rows must be changed.
     pub fn start(&mut self, has_rows: bool) {
         self.is_active = has_rows || self.inputs.need_rows();
         self.realized = if self.is_active { 0 } else { self.inputs.documents.revision };
     }
 
-    /// When a member leaves its listener or a round begins; `None` while the kernel's rows are unknown.
+    /// When a member leaves its listener or a round begins; `None` while rows are unknown.
     #[must_use]
     pub fn next_to_go(&self) -> Option<Instant> {
         let Proxy { outgoing, rounds, .. } = &self.proxy;
         outgoing.values().copied().chain(rounds.next()).min().filter(|_| self.base.engine().is_some())
     }
 
-    /// Takes the kernel's rows, also into the inputs of a change. Returns the base, and whether rules isolate
-    /// endpoints.
+    /// Takes the kernel's rows, also into `next`. Returns the base, and whether rules isolate endpoints.
     pub(crate) fn take_kernel_rows(&mut self, kernel: KernelRows, next: &mut Inputs) -> (Base, bool) {
         let KernelRows { rows, addresses, peers_max } = kernel;
         self.limits.ipcache = (peers_max as usize).saturating_sub(1);
@@ -319,7 +310,7 @@ impl State {
         for inputs in [&mut self.inputs, next] {
             inputs.node = Arc::new(addresses.clone());
             let Inputs { members, documents, enforcement, .. } = inputs;
-            // The id may have been given out again.
+            // The id may have been reassigned.
             let is_new = |lost: &&Unrecorded| members.get(lost.id).is_none();
             for lost in self.unrecorded.iter().filter(is_new).collect::<Vec<_>>() {
                 members.insert_unrecorded(lost.clone(), Surroundings { documents, mode: *enforcement });
@@ -336,7 +327,6 @@ impl State {
             );
         }
         let tables = rows::tables(&rows, &self.proxy.kept.listeners);
-        // The rows lead there already.
         let there = redirects::wanted(&tables, &self.inputs.members);
         self.proxy.sent = redirects::both(&self.proxy.sent, &there);
         (Base::Rows(self.engine(tables), Arc::new(rows.peers)), is_any)
@@ -357,7 +347,6 @@ impl State {
         engine.with_rows_of(services).with_listeners_from(*first_port)
     }
 
-    /// Parts of `redirects` that the proxy and the file of ports lack.
     pub(crate) fn update_proxy(&mut self, mut redirects: RedirectTable, awaited: Awaited) -> ProxyUpdate {
         self.proxy.rounds.tell(&mut redirects);
         let ports = self.ports_of(&redirects);
@@ -368,7 +357,7 @@ impl State {
         ProxyUpdate { ports, redirects, awaited }
     }
 
-    /// Unless the file has them.
+    /// `None` if the file has them.
     pub(crate) fn ports_of(&self, redirects: &RedirectTable) -> Option<Ports> {
         let listeners = redirects::listeners(redirects);
         let ports = Ports { listeners, rounds: self.proxy.rounds.numbers().clone() };
@@ -386,7 +375,6 @@ impl State {
         (self.update_proxy(wanted, awaited), ends)
     }
 
-    /// After [`State::update_after`].
     pub(crate) fn set_owed(&mut self, ends: bool, answer: Result<(), ProxyError>, now: Instant) {
         self.proxy.owed = match (answer, self.proxy.owed) {
             (Ok(()), Owed::Answer { .. }) if ends => Owed::Answer { ends },
@@ -397,7 +385,7 @@ impl State {
         };
     }
 
-    /// A revision is realized when the proxy owes nothing. `outstanding`: redirects that it has not acknowledged.
+    /// Realizes the revision when the proxy owes nothing. `outstanding`: unacknowledged redirects.
     pub fn look_at_owed(&mut self, outstanding: &[String], now: Instant) {
         if let Owed::Answer { ends } = self.proxy.owed {
             if !outstanding.is_empty() {
@@ -418,16 +406,15 @@ impl State {
             self.problem = Some(format!("the proxy ends connections of before the change; that takes {seconds} s"));
             return;
         }
-        // Otherwise the kernel refused later rows.
+        // Otherwise, the kernel refused later rows.
         if matches!(self.base, Base::Inputs(_)) {
             (self.realized, self.problem) = (revision, None);
         }
     }
 
-    /// The kernel's changes of rows that follow from `inputs`.
     pub(crate) fn rows_of(&self, inputs: &Inputs, changes: &[compile::Change]) -> Vec<RowChange> {
         let Inputs { members, node, other_nodes, pod_networks, .. } = inputs;
-        // They do not contain each other, so only the nearest can contain the network.
+        // Networks do not contain each other, so only the nearest can contain `net`.
         let is_of_pods = |net: &IpNet| pod_networks.range(..=*net).next_back().is_some_and(|pods| pods.contains(net));
         let owner = |net: &IpNet, identity| {
             let is_of =

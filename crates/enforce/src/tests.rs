@@ -1,4 +1,4 @@
-//! Random changes and faults, without kernel, proxy, files and clock.
+//! Random changes and faults.
 
 #![allow(clippy::expect_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
@@ -43,7 +43,6 @@ use crate::{
 const APPS: [&str; 3] = ["a", "b", "c"];
 const PORTS: [u16; 3] = [80, 81, 9_000];
 
-/// A policy about endpoints with the label `app` of a letter.
 fn policy(n: usize) -> String {
     let (app, other) = (APPS[n % 3], APPS[(n + 1) % 3]);
     let head =
@@ -104,19 +103,14 @@ enum Step {
     Restart,
 }
 
-/// What happens at an effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     None,
-    /// The effect fails, a write of rows after some of them.
+    /// A write of rows fails after some of them.
     Fails,
-    /// The proxy does not answer.
     Silence,
-    /// Another program has the port.
     Taken,
-    /// The transaction is dropped before the effect.
     DroppedBefore,
-    /// The transaction is dropped after the effect.
     Dropped,
 }
 
@@ -155,7 +149,6 @@ struct World {
     node: BTreeSet<IpAddr>,
     kernel: PolicyRows,
     peers_max: u32,
-    /// Cells that the kernel's table holds.
     cells_max: usize,
     has_way: bool,
     proxy: RedirectTable,
@@ -164,7 +157,7 @@ struct World {
     now: Instant,
 }
 
-/// Flows that do not just pass: endpoint, whether ingress, address of the other, port; whether they pass through the
+/// Endpoint, whether ingress, peer address and port of flows that do not just pass; whether the proxy passes them, with
 /// proxy, and with which requests.
 type Verdicts = BTreeMap<(u8, bool, IpAddr, u16), (bool, Option<String>)>;
 
@@ -202,7 +195,7 @@ impl World {
         State::new(settings, Enforcement::Default)
     }
 
-    /// Another agent, which has only the files.
+    /// Starts another agent with the files.
     fn start(&mut self, faults: &mut Vec<Fault>) -> bool {
         let mut documents = Documents::parse(self.documents.as_deref()).expect("documents");
         // As without a cluster feed.
@@ -244,7 +237,7 @@ impl World {
         self.verdicts(&rows::tables(&self.kernel, &listeners))
     }
 
-    /// Computed without a history.
+    /// Computed without history.
     fn wanted(&self) -> Verdicts {
         let mut engine =
             Engine::new(Limits { ipcache: usize::MAX, ..crate::limits::LIMITS }).with_listeners_from(15_000);
@@ -269,8 +262,7 @@ impl World {
         assert!(self.kernel.cells.len() <= self.cells_max, "the table is full");
     }
 
-    /// Each row that changes lets nothing pass that the states before and after both drop, and leads to listeners that
-    /// the proxy has.
+    /// No row lets packets pass that the states before and after drop, or leads to a listener that the proxy lacks.
     fn write(&mut self, rows: Vec<RowChange>, fails: bool) -> Result<(), KernelError> {
         let most = if fails { rows.len() / 2 } else { rows.len() };
         let before = self.in_kernel();
@@ -323,7 +315,6 @@ impl World {
                 Effect::Compute(_) | Effect::End(_) => Fault::None,
                 _ => faults.pop().unwrap_or(Fault::None),
             };
-            // A caller gives the proxy its redirects at once.
             if fault == Fault::DroppedBefore && !matches!(effect, Effect::UpdateProxy(..)) {
                 return None;
             }
@@ -404,7 +395,7 @@ impl World {
                 match self.begin(Terms::ENDPOINT, Input::Endpoint(record.clone().into()), faults) {
                     Some(Ok(())) => drop(self.records.insert(n, record)),
                     Some(Err(PolicyError::Rows(_))) => self.assert_unchanged(&before),
-                    // As an edit that fails, or an abandoned create.
+                    // A failed edit, or an abandoned create.
                     _ => match self.records.get(&n).cloned() {
                         Some(old) => {
                             self.begin(Terms::FACT, Input::Endpoint(old.into()), faults);
@@ -519,7 +510,6 @@ impl World {
         }
     }
 
-    /// Without faults, everything comes in force.
     fn settle(&mut self) {
         for _ in 0..3 {
             let node = self.node.clone();
@@ -527,7 +517,7 @@ impl World {
             self.play(Step::Due, Vec::new());
         }
         if !self.state.is_settled() {
-            // Events outside the agent cannot be refused, and lost policies wait for an import.
+            // External events cannot be refused, and lost policies wait for an import.
             let why = self.state.problem().unwrap_or_default();
             let is_full = self.peers_max < PEERS_MAX && why.contains("that fit");
             assert!(is_full || self.state.inputs.documents.is_lost(), "{why}");
@@ -550,7 +540,6 @@ fn failure() -> KernelError {
     }
 }
 
-/// The port of the proxy that a row leads to.
 fn port_of(row: &RowChange) -> Option<u16> {
     let RowChange::Cell(_, Some(cell)) = row else { return None };
     let is_redirect = cell.rest.ruling & RULING == REDIRECT;
@@ -565,7 +554,6 @@ fn play(peers_max: u32, steps: Vec<(Step, Vec<Fault>)>) {
     world.settle();
 }
 
-/// A node with policies, and its number of cells and verdicts.
 fn with_policies() -> (World, usize) {
     let mut world = World::new(PEERS_MAX);
     for n in 1..6 {
@@ -580,7 +568,7 @@ fn with_policies() -> (World, usize) {
     (world, cells)
 }
 
-/// Other cells with the same meaning.
+/// Ranks differ, with the same meaning.
 fn raise_ranks(world: &mut World) {
     for (cell, _) in world.kernel.cells.values_mut() {
         for hit in [&mut cell.admin, &mut cell.rest].into_iter().filter(|hit| hit.rank != NO_RANK) {
@@ -592,7 +580,7 @@ fn raise_ranks(world: &mut World) {
 #[test]
 fn a_start_keeps_the_rows_that_stay() {
     let (mut world, cells) = with_policies();
-    // No room for any other row.
+    // No room for another row.
     world.cells_max = cells;
     let before = world.kernel.clone();
     for _ in 0..2 {
@@ -611,12 +599,12 @@ fn a_start_has_the_policies_of_before_in_force_also_if_old_and_new_rows_do_not_f
         assert!(world.start(&mut Vec::new()), "{:?}", world.state.problem());
         assert_eq!((world.kernel.cells.len(), world.in_kernel()), (cells, verdicts.clone()));
     }
-    // Isolation would not help: the rows of before stay in force.
+    // Isolation would not help: the earlier rows stay.
     world.cells_max = cells - 1;
     assert!(!world.start(&mut Vec::new()), "one cell too many");
     assert_eq!(world.kernel.cells.len(), cells);
     world.cells_max = cells + cells / 4;
-    // Killed between the two writes: the endpoints stay isolated until the next start.
+    // Killed between the writes: endpoints stay isolated until the next start.
     raise_ranks(&mut world);
     let mut faults = vec![Fault::Dropped, Fault::None, Fault::None, Fault::None];
     assert!(!world.start(&mut faults));

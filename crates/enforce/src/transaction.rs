@@ -1,12 +1,12 @@
-//! A change of policy, as a sequence of effects. The caller performs an effect, and its result gives the next one.
+//! A change of policy as a sequence of [`Effect`]s that the caller performs.
 //!
-//! No packet passes that the states before and after the change both deny, also if the agent is killed between two
-//! effects: the proxy gets the listeners of both states and acknowledges them, the documents are saved, the rows
-//! change, and the proxy gets the new state.
+//! At no time, also after a kill, does a packet pass that the states before and after the change both deny. The proxy
+//! acknowledges the listeners of both states, the documents are saved, the rows change, then the proxy gets the new
+//! state.
 //!
-//! A caller may drop a transaction. Then the inputs are those before the change, or those with the change if a file may
-//! have them. Once the proxy or the kernel may have a part of the change, the kernel's rows count as unknown: the next
-//! transaction reads them and computes everything.
+//! A dropped transaction leaves the earlier inputs, or the new ones if a file may have them. Once the proxy or the
+//! kernel may have part of the change, the kernel's rows count as unknown: the next transaction reads them and computes
+//! everything.
 
 use std::{sync::Arc, time::Instant};
 
@@ -24,51 +24,50 @@ use crate::{
     state::{Awaited, Base, KernelRows, ProxyAnswer, ProxyUpdate, State},
 };
 
-/// Ports of other programs that a change avoids.
+/// Taken ports that a change skips at most.
 const OTHER_PORTS: usize = 8;
 
-/// What a transaction saves before rows change.
+/// File that is saved before rows change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saves {
     /// Nothing.
     Nothing,
     /// The documents.
     Documents,
-    /// The documents, if their file says otherwise whether the cluster feed has policies: it does not have the
-    /// policies.
+    /// The documents, without the feed's policies, if their file has another [`Documents::has_cluster`].
     ClusterFlag,
     /// The names.
     Names,
 }
 
-/// The effect of a failure on the change.
+/// How failures affect a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Terms {
-    /// Rows that do not fit leave everything as it was. Otherwise, the change stays wanted and is tried again.
+    /// Rows that do not fit refuse the change. Otherwise, it stays wanted and is retried.
     pub can_be_refused: bool,
-    /// Also a listener that the proxy refuses leaves everything as it was.
+    /// A refusal by the proxy refuses the change.
     pub needs_proxy: bool,
-    /// Also a failure of the kernel leaves the inputs as they were.
+    /// A kernel failure restores the inputs.
     pub needs_kernel: bool,
-    /// Files to write.
+    /// File to save.
     pub saves: Saves,
 }
 
 impl Terms {
-    /// An event outside the agent, which the rows must follow.
+    /// An external event that the rows must follow.
     pub const FACT: Self =
         Self { can_be_refused: false, needs_proxy: false, needs_kernel: false, saves: Saves::Nothing };
-    /// An endpoint that is created or changed.
+    /// A new or changed endpoint.
     pub const ENDPOINT: Self = Self { can_be_refused: true, needs_kernel: true, ..Self::FACT };
     /// Answers of DNS.
     pub const ANSWERS: Self = Self { can_be_refused: true, saves: Saves::Names, ..Self::FACT };
     /// Names without addresses that expired.
     pub const EXPIRED_NAMES: Self = Self { saves: Saves::Names, ..Self::FACT };
-    /// Policies and labels of an operator.
+    /// An operator's policies and labels.
     pub const DOCUMENTS: Self = Self { can_be_refused: true, needs_proxy: true, saves: Saves::Documents, ..Self::FACT };
     /// Rows of the cluster feed.
     pub const FEED: Self = Self { saves: Saves::ClusterFlag, ..Self::DOCUMENTS };
-    /// The rows of the cluster feed that fit, after a start or in place of lost ones.
+    /// Fitting rows of the cluster feed, after a start or a loss.
     pub const FITTED: Self = Self { saves: Saves::ClusterFlag, ..Self::FACT };
 }
 
@@ -79,23 +78,24 @@ pub enum File {
     Documents {
         /// The content.
         documents: Documents,
-        /// A failure refuses the change. Otherwise, the change continues.
+        /// A failure refuses the change.
         is_required: bool,
     },
-    /// Addresses of names. After a failure, the change continues.
+    /// Addresses of names; a failure is tolerated.
     Names(Cache),
 }
 
-/// The caller performs it, and gives the result to the method that is named.
+/// For the caller to perform; the result goes to the linked method.
 #[derive(Debug)]
 pub enum Effect {
     /// [`Transaction::compute`], which may take long.
     Compute(Box<Transaction>),
     /// Read the kernel's rows: [`Transaction::kernel_read`].
     ReadKernel(Box<Transaction>),
-    /// Make the kernel's part of redirects: [`Transaction::way_ensured`].
+    /// Create the kernel's part of redirects: [`Transaction::way_ensured`].
     EnsureWay(Box<Transaction>),
-    /// Save ports, give the proxy redirects, both at once, and await acknowledgements: [`Transaction::proxy_updated`].
+    /// Save ports and pass redirects to the proxy without an `await` between, then await acknowledgements:
+    /// [`Transaction::proxy_updated`].
     UpdateProxy(ProxyUpdate, Box<Transaction>),
     /// Write a file: [`Transaction::saved`].
     Save(File, Box<Transaction>),
@@ -109,76 +109,63 @@ pub enum Effect {
 #[derive(Debug)]
 pub struct Transaction {
     terms: Terms,
-    /// Not applied yet.
     change: Vec<Input>,
-    /// The kernel's rows are read in any case.
+    /// The kernel's rows are read even if known.
     reads: bool,
     isolation: Isolation,
-    /// Inputs with the change.
     next: Inputs,
-    /// How `next` differs; `None`: everything must be computed.
+    /// `None`: everything must be computed.
     events: Option<Vec<Event>>,
     plan: Option<Plan>,
-    /// Ports that the caller saves now.
     ports: Option<Ports>,
-    /// The inputs of before, once the state has `next`.
     before: Inputs,
-    /// There were rows before.
     was_active: bool,
-    /// The base of before, while there is a plan, and the redirects that the proxy had.
+    /// Earlier base while there is a plan, and the proxy's earlier redirects.
     base: Base,
     sent: RedirectTable,
-    /// The proxy's answer to the redirects of both states.
     answer: Result<(), ProxyError>,
-    /// Ports of other programs that were avoided.
     avoided: usize,
-    /// The reason of the last update of the proxy.
     stage: Stage,
-    /// The result after a file is written; `None`: the rows are next.
+    /// Result after a file is written; `None`: the rows are next.
     end: Option<Result<(), PolicyError>>,
-    /// The file of the documents is being written. True if a failure refuses the change.
+    /// True: a failure to save the documents refuses the change.
     documents_required: Option<bool>,
     now: Instant,
 }
 
-/// The computed change.
 #[derive(Debug)]
 struct Plan {
     engine: Engine,
     rows: Vec<RowChange>,
     redirects: RedirectTable,
-    /// Members whose connections partly leave a listener that stays.
+    /// Members that lose some connections to a listener that stays.
     moved: Vec<Place>,
 }
 
-/// Endpoints are isolated between the earlier rows and the new ones, because the tables cannot hold both.
+/// Isolation of endpoints, when earlier and new rows do not fit together.
 #[derive(Debug, PartialEq, Eq)]
 enum Isolation {
-    /// The tables hold both, as far as known.
     None,
-    /// The next rows isolate.
     Next,
-    /// The endpoints are isolated.
     Done,
 }
 
-/// The reason of an update of the proxy.
 #[derive(Debug)]
 enum Stage {
-    /// The redirects of the kernel's rows. `has_rules`: these isolate endpoints.
+    /// Redirects of the kernel's rows. `has_rules`: the rows isolate endpoints.
     TakeOver { has_rules: bool },
-    /// Listeners and members of the states before and after.
+    /// Redirects of both states.
     Both,
-    /// The earlier redirects again, before another attempt.
+    /// Earlier redirects, before another attempt.
     Again,
-    /// The redirects of the new state. `ends`: connections end.
+    /// Redirects of the new state. `ends`: connections end.
     After { ends: bool },
-    /// The earlier redirects again, after a refusal.
+    /// Earlier redirects, after a refusal.
     Revert(PolicyError),
 }
 
 impl Transaction {
-    /// A change of the inputs.
+    /// Changes the inputs.
     #[must_use]
     pub fn begin(state: &State, terms: Terms, change: Vec<Input>, now: Instant) -> Effect {
         let mut this = Self::new(state, terms, change, now);
@@ -192,7 +179,7 @@ impl Transaction {
         Effect::Compute(this)
     }
 
-    /// Reads the kernel's rows and corrects them, with a change of the inputs.
+    /// As [`Transaction::begin`], after reading the kernel's rows.
     #[must_use]
     pub fn correct(state: &State, terms: Terms, change: Vec<Input>, now: Instant) -> Effect {
         let mut this = Self::new(state, terms, change, now);
@@ -200,7 +187,7 @@ impl Transaction {
         Effect::Compute(this)
     }
 
-    /// Removes members that leave a listener, and begins rounds, when their time has come.
+    /// Removes due members that leave a listener, and begins due rounds.
     #[must_use]
     pub fn remove_due(state: &mut State, now: Instant) -> Effect {
         let is_due = state.next_to_go().is_some_and(|until| until <= now);
@@ -241,8 +228,8 @@ impl Transaction {
         }
     }
 
-    /// Whether [`Transaction::compute`] is cheap at any table size: the kernel's rows are unknown, there are none, or
-    /// the change is a new endpoint that differs from a known one only by address.
+    /// [`Transaction::compute`] is cheap at any table size: the kernel's rows are unknown or absent, or a new endpoint
+    /// differs from a known one only by address.
     #[must_use]
     pub fn is_quick(&self, state: &State) -> bool {
         let Some(events) = self.events.as_deref().filter(|_| self.change.is_empty()) else { return false };
@@ -290,7 +277,7 @@ impl Transaction {
         let mut redirects = state.proxy.sent.clone();
         state.proxy.rounds.tell(&mut redirects);
         state.proxy.sent.clone_from(&redirects);
-        // Also if this agent gave the proxy the same: it may not be the first one.
+        // Unconditional, because an earlier agent may have given the proxy others.
         Effect::UpdateProxy(ProxyUpdate { redirects: Some(redirects), ..ProxyUpdate::default() }, self)
     }
 
@@ -318,7 +305,7 @@ impl Transaction {
                     state.proxy.owed = Owed::Answer { ends: state.proxy.rounds.is_any() };
                 }
                 if self.next.documents.is_lost() && has_rules {
-                    // With the agent's mode.
+                    // An empty write sets the agent's mode.
                     return Effect::Write(None, Vec::new(), self);
                 }
                 Effect::Compute(self)
@@ -414,7 +401,7 @@ impl Transaction {
         };
         let changes = match engine.apply(events) {
             Ok(changes) => changes,
-            // Rows that differ get new numbers. Otherwise, policies that were in force before a start would not be again.
+            // Changed rows get new numbers. Without isolation, a start could not restore policies that were in force.
             Err(Refused::TooLarge(TooLarge { during: true, .. })) if self.fits_after_isolation(state, &before) => {
                 self.isolation = Isolation::Next;
                 return Effect::Compute(self);
@@ -457,13 +444,13 @@ impl Transaction {
         let is_new = |(port, redirect): &(&u16, &Redirect)| state.proxy.sent.get(port) != Some(*redirect);
         let new = both.iter().filter(is_new).map(|(port, _)| *port).collect();
         self.sent.clone_from(&state.proxy.sent);
-        // Earlier refusals do not concern this change.
+        // Without redirects that earlier changes await.
         self.send(state, both, Awaited::Ports(new), Stage::Both)
     }
 
     fn proposed(mut self: Box<Self>, state: &mut State, answer: Result<(), ProxyError>) -> Effect {
         match answer {
-            // A port that rows already lead to stays.
+            // A taken port that rows already lead to is not replaced.
             Err(ProxyError::Taken(port, why))
                 if self.avoided < OTHER_PORTS && Arc::make_mut(&mut state.proxy.taken).insert(port) =>
             {
@@ -510,7 +497,7 @@ impl Transaction {
         state.is_active |= state.inputs.need_rows();
     }
 
-    /// Saves what the terms say, before the rows or before this end.
+    /// Saves the terms' files before the rows or `end`.
     fn save(mut self: Box<Self>, state: &mut State, end: Option<Result<(), PolicyError>>) -> Effect {
         let documents = &state.inputs.documents;
         let is_required = match self.terms.saves {
@@ -520,7 +507,7 @@ impl Transaction {
         };
         let has_rows = end.is_none() && self.plan.as_ref().is_some_and(|plan| !plan.rows.is_empty());
         self.end = end;
-        // A start that finds rows and no file takes the policies for lost.
+        // A start that finds rows but no file considers the policies lost.
         if is_required || (has_rows && !state.is_kept) {
             self.documents_required = Some(is_required);
             return Effect::Save(File::Documents { documents: documents.clone(), is_required }, self);
@@ -549,7 +536,7 @@ impl Transaction {
         Effect::Write(self.ports.clone(), rows, self)
     }
 
-    /// The change leaves everything as it was.
+    /// Restores the state before the change.
     fn revert(mut self: Box<Self>, state: &mut State, why: PolicyError) -> Effect {
         if self.plan.take().is_none() {
             state.is_active = self.was_active;
@@ -559,7 +546,6 @@ impl Transaction {
         self.send(state, sent, Awaited::Nothing, Stage::Revert(why))
     }
 
-    /// The rows do not fit.
     fn refuse(mut self: Box<Self>, state: &mut State, why: PolicyError) -> Effect {
         if self.terms.can_be_refused {
             return Effect::End(Err(why));
@@ -570,7 +556,7 @@ impl Transaction {
         self.save(state, Some(Err(why)))
     }
 
-    /// The change stays wanted, and is tried again.
+    /// The change stays wanted and is retried.
     fn fail(mut self: Box<Self>, state: &mut State, why: PolicyError) -> Effect {
         state.base = Base::Unknown;
         self.plan = None;
@@ -584,7 +570,7 @@ impl Transaction {
         self.save(state, Some(Err(why)))
     }
 
-    /// The kernel keeps the rows of lost policies. The change takes effect once they are replaced.
+    /// Keeps the rows of lost policies. The change takes effect when the policies are replaced.
     fn keep_lost(mut self: Box<Self>, state: &mut State) -> Effect {
         let documents = &self.next.documents;
         let why = PolicyError::Lost { path: state.settings.file.clone(), of_cluster: documents.awaits_cluster };

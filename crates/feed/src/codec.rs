@@ -1,5 +1,4 @@
-//! Encodes and decodes messages. A decoded message has a bounded size in memory: an empty change has two bytes in a
-//! message, and some hundred in memory.
+//! A codec that bounds decoded messages: an empty change needs two bytes encoded, some hundred in memory.
 
 use std::marker::PhantomData;
 
@@ -14,10 +13,10 @@ use tonic::{
 };
 use tonic_prost::ProstEncoder;
 
-/// Changes of a message.
+/// Maximum changes of a message.
 pub const MAX_CHANGES: usize = 1 << 16;
 
-/// As [`tonic_prost::ProstCodec`], with [`MAX_CHANGES`].
+/// [`tonic_prost::ProstCodec`] with [`MAX_CHANGES`].
 #[derive(Debug)]
 pub(crate) struct Codec<T, U>(PhantomData<(T, U)>);
 
@@ -46,7 +45,6 @@ where
     }
 }
 
-/// Refuses a message with more changes.
 #[derive(Debug)]
 pub(crate) struct Bounded<U>(PhantomData<U>);
 
@@ -65,7 +63,7 @@ impl<U: Message + Default> Decoder for Bounded<U> {
     }
 }
 
-/// Fields of the message's content, which is itself a message.
+/// Counts the fields of the nested messages.
 fn count(mut message: Bytes) -> Result<usize, DecodeError> {
     let mut count = 0;
     while message.has_remaining() {
@@ -75,7 +73,7 @@ fn count(mut message: Bytes) -> Result<usize, DecodeError> {
             continue;
         }
         let length = decode_varint(&mut message)?;
-        // A cut message is refused by the decoder.
+        // The decoder refuses a cut message.
         let length = usize::try_from(length).unwrap_or(usize::MAX).min(message.remaining());
         let mut content = message.split_to(length);
         while content.has_remaining() {

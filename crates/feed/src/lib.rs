@@ -1,6 +1,5 @@
-//! The gRPC interface of the cluster feed: a producer reports nodes, pods, namespaces and policies of a cluster to the
-//! agent. `proto/wharf/feed/v1/feed.proto` is the interface; `WHARF_UPDATE_PROTO=1 cargo test -p wharf-feed` makes the
-//! code.
+//! gRPC interface of the cluster feed: a producer reports nodes, pods, namespaces and policies to the agent.
+//! `WHARF_UPDATE_PROTO=1 cargo test -p wharf-feed` generates the code from `proto/`.
 
 #[cfg(any(feature = "client", feature = "server"))]
 mod codec;
@@ -21,15 +20,15 @@ pub mod v1 {
     include!("generated/wharf.feed.v1.rs");
 }
 
-/// Name of the socket in the directory of `--cluster-feed`.
+/// File name of the socket in the directory of `--cluster-feed`.
 pub const SOCKET: &str = "feed.sock";
-/// Bytes of a message of the producer.
+/// Maximum bytes of a producer's message.
 pub const MAX_MESSAGE: usize = 4 << 20;
-/// Bytes of a row.
+/// Maximum bytes of a row.
 pub const MAX_ROW: usize = 3 << 19;
 
 impl v1::Row {
-    /// Size in a message, bytes.
+    /// Encoded size, bytes.
     #[must_use]
     pub fn size(&self) -> usize {
         self.encoded_len()
@@ -58,7 +57,7 @@ mod tests {
             .expect("code is made");
         let name = "wharf.feed.v1.rs";
         let code = fs::read_to_string(made.join(name)).expect("the code");
-        // The generator has no setting for the codec of a service that it makes from a file.
+        // For a file, the generator has no codec setting.
         let code = code.replace("tonic_prost::ProstCodec::default()", "crate::codec::Codec::default()");
         fs::remove_dir_all(&made).expect("remove the directory");
         let kept = root.join("src/generated").join(name);

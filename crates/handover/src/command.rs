@@ -1,4 +1,4 @@
-//! A CNI command, as in a header of the shim's requests and in a [report](crate::report).
+//! A CNI command, for request headers and [reports](crate::report).
 
 use std::{fmt::Write as _, time::Duration};
 
@@ -7,12 +7,12 @@ use wharf_names::rules;
 
 use crate::queue::Unusable;
 
-/// Bytes, of pod name or pod namespace.
+/// Bytes of pod name or namespace.
 pub const MAX_POD_BYTES: usize = 253;
-/// Bytes, more than twice a header of the shim.
+/// Bytes, more than twice a header.
 pub const MAX_HEADER_BYTES: usize = 4096;
 
-/// Counted commands. STATUS and VERSION concern no container.
+/// Counted commands; STATUS and VERSION concern no container.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Verb {
@@ -38,17 +38,17 @@ impl Verb {
         }
     }
 
-    /// The command with this `CNI_COMMAND`, if it is counted.
+    /// Inverse of [`Self::as_str`].
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Add, Self::Del, Self::Check, Self::Gc].into_iter().find(|verb| verb.as_str() == text)
     }
 }
 
-/// A run of the shim. Absent or unreadable texts are empty.
+/// A run of the shim; absent or unreadable texts are empty.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Command {
-    /// Random number that links a command's requests with its report.
+    /// Random; links requests with their report.
     pub id: u64,
     /// Verb.
     pub verb: Verb,
@@ -67,10 +67,10 @@ pub struct Command {
     /// `K8S_POD_NAMESPACE`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub pod_namespace: String,
-    /// Whether another plugin made the interface, if the shim knows. For a DEL, the agent uses its record.
+    /// Another plugin made the interface, as far as the shim knows; for a DEL, the agent uses its record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub chained: bool,
-    /// Container runtime: the program that ran the plugin.
+    /// Program that ran the plugin.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub runtime: String,
 }
@@ -82,11 +82,11 @@ struct Header {
 }
 
 impl Command {
-    /// ASCII value of the header. `age`: run time of the shim.
+    /// ASCII header value. `age`: the shim's run time.
     #[must_use]
     pub fn to_header(&self, age: Duration) -> String {
         let age_us = u64::try_from(age.as_micros()).unwrap_or(u64::MAX);
-        // Never fails; without a header the command is not counted.
+        // Never fails; without a header, commands are not counted.
         let json = serde_json::to_string(&Header { command: self.clone(), age_us }).unwrap_or_default();
         let mut ascii = String::with_capacity(json.len());
         for c in json.chars() {
@@ -105,7 +105,7 @@ impl Command {
     /// Parses an untrusted header: command, and the shim's run time.
     ///
     /// # Errors
-    /// The header is invalid, or a name in it breaks a rule.
+    /// Invalid header or name.
     pub fn of_header(bytes: &[u8]) -> Result<(Self, Duration), Unusable> {
         if bytes.len() > MAX_HEADER_BYTES {
             return Err(Unusable::TooLong);
@@ -127,7 +127,7 @@ impl Command {
     }
 }
 
-/// The text may be empty. The error quotes at most 80 characters of hostile text.
+/// May be empty. Quotes at most 80 characters of hostile text.
 fn fits(field: &'static str, text: &str, rule: impl Fn(&str) -> Result<(), &'static str>) -> Result<(), Unusable> {
     if text.is_empty() {
         return Ok(());

@@ -1,12 +1,12 @@
 //! The deletion queue: durable records of DELs without an agent, one file each in `<run-dir>/deletions`.
 //!
 //! A shim [puts](Queue::put) a record and succeeds once it is on disk. The agent runs the deletes of the
-//! [list](Queue::list), and [removes](Queue::remove) each record after its delete succeeded. A rename creates the
-//! record, so a reader sees a complete record or none; the agent [sweeps](Queue::sweep) temporary files of killed
-//! writers. The file name is a hash of the attachment: a second DEL replaces the first record.
+//! [list](Queue::list), and [removes](Queue::remove) each record after its delete. Records appear by rename, so readers
+//! see complete ones; the agent [sweeps](Queue::sweep) temporary files of killed writers. The file name is a hash of
+//! the attachment: a second DEL replaces the record.
 //!
-//! There is no lock: concurrent records of one attachment differ only in time, and concurrent writers may exceed the
-//! cap by one record each. Files are untrusted until parsed.
+//! No lock: concurrent records of one attachment differ only in time, and each concurrent writer may exceed the cap by
+//! one. Files are untrusted until parsed.
 
 mod error;
 pub(crate) mod record;
@@ -28,65 +28,64 @@ pub use self::{
     record::{Deletion, EndpointRef, VERSION},
 };
 
-/// Directory of the queue in the run directory.
+/// In the run directory.
 pub const DIRECTORY: &str = "deletions";
-/// Directory in the run directory of an agent in delegated mode: records of unfinished ADDs, each of which needs a DEL.
+/// Directory of an agent in delegated mode: unfinished ADDs, each of which needs a DEL.
 pub const UNFINISHED: &str = "unfinished-adds";
-/// More DELs are rejected, so that a retrying runtime cannot fill the disk.
+/// Maximum: a retrying runtime must not fill the disk.
 pub const MAX_RECORDS: usize = 4096;
-/// Bytes. Written records have less than 1 KiB.
+/// Bytes; written records stay below 1 KiB.
 pub const MAX_RECORD_BYTES: u64 = 8192;
 /// Directory of unusable files in the queue.
 pub const BAD: &str = "bad";
-/// Most unusable files kept; the oldest are removed.
+/// Most unusable files; the oldest are removed.
 pub const MAX_BAD: usize = 64;
 
-/// Prefix of incomplete files.
 const TEMPORARY: &str = ".tmp-";
-/// Above the cap, but no delay of a restart by seconds.
+/// Bounds the delay of a restart.
 const MAX_LOOKED_AT: usize = 2 * MAX_RECORDS;
-/// Characters kept of an unusable file's name, at most four bytes each: the new name stays below 255 bytes.
+/// Characters, at most four bytes each: the whole name stays below 255 bytes.
 const MAX_BAD_NAME_CHARS: usize = 48;
 
-/// A file of the queue.
+/// A queue file.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
     /// File name.
     pub name: String,
-    /// Time of the first delete request, or of an unusable file's modification; milliseconds since the Unix epoch.
+    /// Unix milliseconds of the first delete request, or of an unusable file's modification.
     pub written_unix_ms: u64,
-    /// The record, or why it is unusable.
+    /// Record, or its defect.
     pub content: Result<Deletion, Unusable>,
 }
 
 impl Entry {
-    /// Whether this is the agent's self-test, which requests no delete.
+    /// The agent's self-test, which requests no delete.
     #[must_use]
     pub fn is_canary(&self) -> bool {
         self.content.as_ref().is_ok_and(|deletion| deletion.canary.is_some())
     }
 }
 
-/// The queue of one run directory.
+/// A run directory's queue.
 #[derive(Debug, Clone)]
 pub struct Queue {
     path: PathBuf,
 }
 
 impl Queue {
-    /// The queue in this run directory. No file access.
+    /// Without file access.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { path: run_dir.join(DIRECTORY) }
     }
 
-    /// The records of unfinished ADDs, for the agent.
+    /// The [`UNFINISHED`] records.
     #[must_use]
     pub fn unfinished(run_dir: &Path) -> Self {
         Self { path: run_dir.join(UNFINISHED) }
     }
 
-    /// The queue in the directory of the agent's socket.
+    /// In the directory of the agent's socket.
     #[must_use]
     pub fn of_socket(socket: &Path) -> Self {
         Self::new(socket.parent().unwrap_or(Path::new("/")))
@@ -130,11 +129,10 @@ impl Queue {
         }
     }
 
-    /// Writes a record durably and returns its file name. A replaced record's older time is kept, because the delete
-    /// has waited since then.
+    /// Writes a record durably; returns its file name. Keeps a replaced record's older time.
     ///
     /// # Errors
-    /// The record is invalid, the queue is full, or a file system error.
+    /// Invalid record, full queue, or a file system error.
     pub fn put(&self, deletion: &Deletion) -> Result<String, QueueError> {
         deletion.check().map_err(|why| QueueError::Invalid { why })?;
         self.ensure_directory()?;
@@ -169,7 +167,7 @@ impl Queue {
         Ok(name)
     }
 
-    /// Checks whether a record can be written, with a temporary file.
+    /// Tests writing with a temporary file.
     ///
     /// # Errors
     /// As [`Self::put`].
@@ -184,14 +182,13 @@ impl Queue {
         written
     }
 
-    /// File name of an attachment's record.
+    /// Name of an attachment's record.
     #[must_use]
     pub fn file_name(network: &str, container_id: &str, ifname: &str) -> String {
         record::file_name(network, container_id, ifname)
     }
 
-    /// Whether the attachment has a record. An unreadable directory counts as empty: its records could not be processed
-    /// either.
+    /// The attachment has a record. An unreadable directory counts as empty: its records cannot be processed.
     #[must_use]
     pub fn contains(&self, network: &str, container_id: &str, ifname: &str) -> bool {
         let path = self.path.join(Self::file_name(network, container_id, ifname));
@@ -222,7 +219,7 @@ impl Queue {
     /// Removes a record; a missing record is no error.
     ///
     /// # Errors
-    /// The name is not a record's, or a file system error.
+    /// Invalid name, or a file system error.
     pub fn remove(&self, name: &str) -> Result<(), QueueError> {
         let path = self.path_of("remove deletion record", name)?;
         wharf_crash::point("queue/before-remove");
@@ -240,7 +237,7 @@ impl Queue {
     /// Moves an unusable file to [`BAD`]; a missing file is no error.
     ///
     /// # Errors
-    /// The name is not valid in the queue, or a file system error.
+    /// Invalid name, or a file system error.
     pub fn set_aside(&self, name: &str) -> Result<(), QueueError> {
         let path = self.path_of("set aside deletion record", name)?;
         self.move_to_bad(&path, name)
@@ -255,7 +252,7 @@ impl Queue {
         let failed = |e| io("read", &bad)(e);
         let mut paths = Vec::new();
         let listing = match fs::read_dir(&bad) {
-            // The next [`Self::set_aside`] moves away a file that has the directory's name.
+            // The next [`Self::set_aside`] moves a file of that name away.
             Err(e) if is_gone(&e) || e.kind() == io::ErrorKind::NotADirectory => return Ok(paths),
             other => other.map_err(failed)?,
         };
@@ -266,11 +263,11 @@ impl Queue {
         Ok(paths)
     }
 
-    /// Removes temporary files of killed writers that are older than `older_than`, and sets aside files whose names are
+    /// Removes temporary files older than `older_than`, and sets aside files with non-UTF-8 names. Returns their
     /// not UTF-8. Returns their number.
     ///
     /// # Errors
-    /// The directory cannot be read, or a file cannot be removed; the others are still tried.
+    /// Unreadable directory, or a failed removal; others are still tried.
     pub fn sweep(&self, older_than: Duration) -> Result<usize, QueueError> {
         let (mut swept, mut problem) = (0, None);
         for name in self.names()? {
@@ -328,7 +325,7 @@ impl Queue {
         let bad = self.path.join(BAD);
         match fs::symlink_metadata(&bad) {
             Ok(there) if there.is_dir() => {}
-            // Set aside too; after a crash in between, like any other file.
+            // Set aside, too; after a crash, like any file.
             Ok(_) => {
                 let other = self.path.join(format!("{BAD}-{}", token()));
                 fs::rename(&bad, &other).map_err(io("set aside", &bad))?;
@@ -404,7 +401,7 @@ pub(crate) fn is_older(path: &Path, age: Duration) -> bool {
     modified.ok().and_then(|time| time.elapsed().ok()).is_some_and(|elapsed| elapsed > age)
 }
 
-/// Each standard hasher is seeded differently from the kernel.
+/// Standard hashers have random seeds.
 pub(crate) fn token() -> String {
     format!("{:08x}-{:016x}", std::process::id(), RandomState::new().hash_one(0_u8))
 }

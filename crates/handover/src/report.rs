@@ -1,13 +1,12 @@
 //! Reports: outcomes of CNI commands that the agent did not answer, one file each in `<run-dir>/reports`.
 //!
-//! A shim [puts](Reports::put) a report of what the agent cannot know: the agent did not answer, the configuration was
-//! bad, the result could not be written, CHECK's verdict. The agent counts the reports that it [takes](Reports::take).
-//! Only the agent creates the directory; without it no report is written.
+//! A shim [puts](Reports::put) a report of what the agent cannot know: no answer, a bad configuration, an unwritable
+//! result, CHECK's verdict. The agent [takes](Reports::take) and counts reports. Only the agent creates the directory;
+//! without it no report is written.
 //!
-//! Reports are best effort and not synced. At [`MAX_REPORTS`], a new report evicts the oldest and carries the count of
-//! evicted ones; a writer killed in between loses that count. There is no lock: the process that removes a file counts
-//! it, as taken or as dropped. Concurrent writers may miss the bound by one report each. Files are untrusted until
-//! parsed.
+//! Best effort, not synced. At [`MAX_REPORTS`], a new report evicts the oldest and carries the evicted count, which a
+//! killed writer loses. No lock: the process that removes a file counts it, as taken or dropped; each concurrent writer
+//! may exceed the bound by one. Files are untrusted until parsed.
 
 use std::{
     ffi::OsString,
@@ -29,7 +28,7 @@ use crate::{
     },
 };
 
-/// Directory of the reports in the run directory.
+/// In the run directory.
 pub const DIRECTORY: &str = "reports";
 /// Most waiting reports.
 pub const MAX_REPORTS: usize = 512;
@@ -38,26 +37,25 @@ pub const MAX_MESSAGE_BYTES: usize = 1024;
 
 /// Written version; no other is read. Unknown fields are ignored.
 pub const VERSION: u32 = 1;
-/// Prefix of incomplete files.
 const TEMPORARY: &str = ".tmp-";
 const MAX_LOOKED_AT: usize = 2 * MAX_REPORTS;
-/// Reports evicted for a new one. A concurrent listing may show removed files together with their replacements.
+/// A concurrent listing may show removed files together with their replacements.
 const MAX_EVICTED: u64 = 2;
 
-/// Outcome of a command for the runtime.
+/// Outcome for the runtime.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
     /// The command succeeded.
     Success,
-    /// The runtime got an error or no answer.
+    /// Error or no answer.
     Failure,
-    /// A DEL that succeeded with a durable deletion record.
+    /// DEL that left a deletion record.
     Deferred,
 }
 
 impl Outcome {
-    /// Name in metrics and logs.
+    /// In metrics and logs.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -77,7 +75,7 @@ pub struct Report {
     pub command: Command,
     /// Outcome.
     pub outcome: Outcome,
-    /// A DEL of an attachment that does not exist.
+    /// DEL of a missing attachment.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub found_nothing: bool,
     /// CNI error code.
@@ -86,16 +84,16 @@ pub struct Report {
     /// CNI error message, [cut](Reports::put) to [`MAX_MESSAGE_BYTES`].
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub message: String,
-    /// From the shim's start to its answer, microseconds.
+    /// From start to answer, microseconds.
     pub duration_us: u64,
-    /// End of the command, milliseconds since the Unix epoch.
+    /// End, Unix milliseconds.
     pub ended_unix_ms: u64,
-    /// Reports evicted for this one, with the counts that they carried.
+    /// Evicted for this report, with their counts.
     #[serde(default)]
     pub dropped: u64,
 }
 
-/// First, so that another version is reported as such.
+/// Parsed first, for [`Unusable::Version`].
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
@@ -114,29 +112,29 @@ impl Report {
     }
 }
 
-/// A file of the directory.
+/// A report file.
 #[derive(Debug, PartialEq)]
 pub struct Entry {
     /// File name.
     pub name: OsString,
-    /// The report, or why it cannot be used.
+    /// Report, or its defect.
     pub content: Result<Report, Unusable>,
 }
 
-/// The reports of one run directory.
+/// A run directory's reports.
 #[derive(Debug, Clone)]
 pub struct Reports {
     path: PathBuf,
 }
 
 impl Reports {
-    /// The reports in this run directory. No file access.
+    /// Without file access.
     #[must_use]
     pub fn new(run_dir: &Path) -> Self {
         Self { path: run_dir.join(DIRECTORY) }
     }
 
-    /// The reports in the directory of the agent's socket.
+    /// In the directory of the agent's socket.
     #[must_use]
     pub fn of_socket(socket: &Path) -> Self {
         Self::new(socket.parent().unwrap_or(Path::new("/")))
@@ -229,10 +227,10 @@ impl Reports {
         remove_any(&self.path.join(&entry.name))
     }
 
-    /// Lists and removes the reports, except those that another process removes and counts.
+    /// Lists and removes the reports; skips those another process removed.
     ///
     /// # Errors
-    /// The directory cannot be read, or the first file cannot be removed. A later failure ends the listing.
+    /// Unreadable directory, or a failed first removal; a later failure ends the listing.
     pub fn take(&self) -> io::Result<Vec<Entry>> {
         let mut taken = Vec::new();
         for entry in self.list()? {
@@ -246,10 +244,10 @@ impl Reports {
         Ok(taken)
     }
 
-    /// Removes files of killed writers that are older than `older_than`.
+    /// Removes temporary files older than `older_than`.
     ///
     /// # Errors
-    /// The directory cannot be read, or a file cannot be removed.
+    /// Unreadable directory, or a failed removal.
     pub fn sweep(&self, older_than: Duration) -> io::Result<()> {
         for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
             let path = item?.path();
@@ -388,7 +386,7 @@ mod tests {
         };
         let before = count(&write_beside(|reports| reports.take().unwrap()));
         assert_eq!(before + count(&reports.take().unwrap()), writers * each);
-        // Without a reader, about as many reports as the bound remain.
+        // Without a reader, about the bound remains.
         write_beside(|_| Vec::new());
         let left = reports.take().unwrap();
         assert_eq!(count(&left), writers * each);

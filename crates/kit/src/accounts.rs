@@ -1,5 +1,5 @@
-//! Users and groups, from `/etc/passwd` and `/etc/group`, because the C library's lookups load shared objects, which a
-//! statically linked agent must not.
+//! Users and groups from `/etc/passwd` and `/etc/group`: the C library's look-ups load shared objects, which a
+//! statically linked agent cannot.
 
 use std::{fs, io};
 

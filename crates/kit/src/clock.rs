@@ -1,7 +1,8 @@
 //! The agent's clocks.
 //!
-//! Unix time may be set: it is only shown, logged and stored, except for an address's rest, which IPAM restarts when it
-//! is set back. The monotonic clock measures deadlines, backoff and ages; the boot clock, times that outlive the agent.
+//! Unix time may be set: it is only shown, logged and stored, and used for an address's rest, which IPAM restarts when
+//! it is set back. The monotonic clock measures deadlines, backoff and ages, the boot clock times that outlive the
+//! agent.
 
 use std::{
     cell::Cell,

@@ -30,10 +30,10 @@ const MAX_ERROR: usize = 1024;
 
 type Key = (Option<EndpointId>, String);
 
-/// Successful and failed runs since start, by name.
+/// Successes and failures since start, by name.
 pub type Runs = BTreeMap<String, (u64, u64)>;
 
-/// Table of controllers; clones share it.
+/// Controllers; clones share them.
 #[derive(Clone, Default)]
 pub struct Controllers {
     rows: Arc<Mutex<BTreeMap<Key, Row>>>,
@@ -50,7 +50,7 @@ struct Row {
 }
 
 impl Controllers {
-    /// Records an outcome; returns the failures since the last success.
+    /// Records an outcome; returns consecutive failures.
     pub fn record(&self, name: &str, result: Result<(), impl Display>) -> u64 {
         self.ended(&(None, name.to_owned()), result)
     }
@@ -60,12 +60,12 @@ impl Controllers {
         self.began((None, name.to_owned()))
     }
 
-    /// [`Self::begin`] for an endpoint's controller.
+    /// [`Self::begin`] for an endpoint.
     pub fn begin_for(&self, endpoint: EndpointId, name: &str) -> Run {
         self.began((Some(endpoint), name.to_owned()))
     }
 
-    /// Sets interval and next run without [`Self::run`].
+    /// Plans without [`Self::run`].
     pub fn plan(&self, name: &str, interval: Duration, wait: Duration) {
         if let Some(row) = lock(&self.rows).get_mut(&(None, name.to_owned())) {
             row.status.interval_ms = Some(millis(interval));
@@ -73,19 +73,19 @@ impl Controllers {
         }
     }
 
-    /// Sets the next run of an endpoint's controller.
+    /// Plans an endpoint's next run.
     pub fn plan_for(&self, endpoint: EndpointId, name: &str, wait: Duration) {
         if let Some(row) = lock(&self.rows).get_mut(&(Some(endpoint), name.to_owned())) {
             row.status.next_run_unix_ms = Some(clock::unix_ms().saturating_add(millis(wait)));
         }
     }
 
-    /// Removes an endpoint's rows. Runs that end later add none.
+    /// Removes an endpoint's rows; later ends add none.
     pub fn forget(&self, endpoint: EndpointId) {
         lock(&self.rows).retain(|(of, _), _| *of != Some(endpoint));
     }
 
-    /// All rows, by endpoint and name.
+    /// By endpoint and name.
     #[must_use]
     pub fn list(&self) -> Vec<ControllerStatus> {
         let now = Instant::now();
@@ -104,13 +104,13 @@ impl Controllers {
         lock(&self.runs).clone()
     }
 
-    /// Row updates refused by the full table.
+    /// Updates refused by the full table.
     #[must_use]
     pub fn omitted(&self) -> u64 {
         self.omitted.load(Ordering::Relaxed)
     }
 
-    /// First named controller with an overdue run, and the run's age.
+    /// First overdue controller of `names`, and its run's age.
     #[must_use]
     pub fn overdue(&self, names: &[&str]) -> Option<(String, Duration)> {
         let rows = lock(&self.rows);
@@ -219,7 +219,7 @@ pub struct Run {
 }
 
 impl Run {
-    /// Records the outcome; returns the failures since the last success.
+    /// Records the outcome; returns consecutive failures.
     pub fn end(mut self, result: Result<(), impl Display>) -> u64 {
         self.open = false;
         if self.key.0.is_some() && !lock(&self.controllers.rows).contains_key(&self.key) {

@@ -1,7 +1,7 @@
-//! Admission of creates, by their measured cost ([`Admission`]).
+//! Admission of creates by measured cost ([`Admission`]).
 //!
-//! Creates pass a turnstile in order of arrival; the first waits there for room. Deletes never wait, and reduce the
-//! admitted creates: they free resources.
+//! Creates pass a turnstile in order of arrival; the first waits there for room. Deletes never wait and reduce admitted
+//! creates: they free resources.
 
 use std::{
     sync::{
@@ -17,7 +17,7 @@ use wharf_core::admission::{Admission, AdmissionConfig, Refusal, Ticket};
 
 use crate::sync::lock;
 
-/// Interval of the time check while deletes run.
+/// Time check while deletes run.
 const LOOK: Duration = Duration::from_millis(100);
 
 /// A node's gate.
@@ -40,7 +40,7 @@ impl Default for Gate {
 }
 
 impl Gate {
-    /// A gate with these limits.
+    /// With these limits.
     #[must_use]
     pub fn new(config: AdmissionConfig) -> Self {
         Self {
@@ -60,7 +60,7 @@ impl Gate {
     /// Offers a place to a create whose caller waits for `patience`.
     ///
     /// # Errors
-    /// The predicted wait is too long; with a retry delay.
+    /// The predicted wait is too long.
     pub fn offer(self: &Arc<Self>, patience: Duration) -> Result<Place, Refusal> {
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         match lock(&self.admission).offer(patience_ms, self.now_ms()) {
@@ -83,7 +83,7 @@ impl Gate {
         Deletes { gate: Arc::clone(self), count }
     }
 
-    /// No create or delete waits or runs.
+    /// No creates or deletes.
     #[must_use]
     pub fn is_idle(&self) -> bool {
         let view = lock(&self.admission).view(self.now_ms());
@@ -111,14 +111,14 @@ impl Gate {
     }
 }
 
-/// A place in the queue; released on drop.
+/// Queue place; released on drop.
 pub struct Place {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,
 }
 
 impl Place {
-    /// Waits for turn and room.
+    /// Waits for its turn.
     pub async fn start(mut self) -> Running {
         let gate = Arc::clone(&self.gate);
         // The semaphore is never closed.
@@ -153,7 +153,7 @@ impl Drop for Place {
     }
 }
 
-/// A running create; ends on drop.
+/// Running create; ends on drop.
 pub struct Running {
     gate: Arc<Gate>,
     ticket: Option<Ticket>,

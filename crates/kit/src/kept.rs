@@ -76,7 +76,7 @@ fn too_long(most: u64) -> io::Error {
     io::Error::other(format!("it has more than {most} bytes"))
 }
 
-/// Renames a damaged file to `PATH.damaged`, in place of an earlier one. Returns the new path.
+/// Renames a damaged file to `PATH.damaged`, replacing an earlier one; returns that path.
 ///
 /// # Errors
 /// The file system's.
@@ -106,7 +106,7 @@ pub fn write_by(path: &Path, content: impl FnOnce(&mut BufWriter<&File>) -> io::
     temporary.push(".new");
     let temporary = PathBuf::from(temporary);
     replace(path, &temporary, content).inspect_err(|_| {
-        // A part of the content would keep a full disk full. It may not be there.
+        // A part of the content would keep a full disk full.
         drop(fs::remove_file(&temporary));
     })
 }

@@ -1,5 +1,4 @@
-//! What every task of the agent uses, and that knows nothing of the life of endpoints: files, sockets, clocks, periodic
-//! tasks, admission, logs.
+//! Basics of the agent's tasks, independent of endpoints: files, sockets, clocks, periodic tasks, admission, logs.
 //!
 //! Log lines have the agent's targets (`wharf_agent::ROOM`), which operators' filters name.
 

@@ -11,7 +11,7 @@ use crate::sync::lock;
 
 const MAX_LINES: usize = 2_000;
 const MAX_BYTES: usize = 512 * 1024;
-/// Bytes; a longer line is truncated.
+/// Bytes; longer lines are truncated.
 const MAX_LINE: usize = 8 * 1024;
 
 /// Clones share the lines.
@@ -28,7 +28,7 @@ struct Inner {
 }
 
 impl LogRing {
-    /// Adds an escaped line, without colours and newline.
+    /// Adds an escaped line, stripped of colours and newline.
     pub fn push(&self, line: &str) {
         let mut line = without_colours(line.trim_end_matches('\n'));
         if line.len() > MAX_LINE {
@@ -53,7 +53,7 @@ impl LogRing {
     }
 }
 
-/// Strips colours (ECMA-48 SGR: `ESC [ ... m`).
+/// Strips ECMA-48 SGR (`ESC [ ... m`).
 fn without_colours(line: &str) -> String {
     let mut out = String::with_capacity(line.len());
     let mut rest = line;

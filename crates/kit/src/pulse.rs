@@ -14,7 +14,7 @@ pub const BEAT: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub struct Pulse {
     born: Instant,
-    /// Milliseconds since `born`, plus one; 0 before the first beat.
+    /// Milliseconds since `born`, plus one; 0: none.
     last: AtomicU64,
 }
 
@@ -38,7 +38,7 @@ impl Pulse {
         Some(self.born.elapsed().saturating_sub(Duration::from_millis(last)))
     }
 
-    /// Beats while the current runtime runs tasks.
+    /// Beats while the runtime runs tasks.
     pub async fn keep(&self) {
         loop {
             self.beat();
@@ -52,7 +52,7 @@ impl Pulse {
 pub struct Pulses {
     /// The main runtime.
     pub runtime: Pulse,
-    /// The API accepts, or waits for a place.
+    /// API accepts, or waits for a place.
     pub api: Pulse,
     /// The API's socket file.
     pub api_socket: Reach,

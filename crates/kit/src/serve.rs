@@ -26,7 +26,6 @@ use wharf_api::{ApiError, ErrorCode};
 use self::places::{Answer, Busy, Places};
 use crate::{pulse::BEAT, socket::Socket};
 
-/// Of log lines.
 const TARGET: &str = "wharf_agent::serve";
 #[derive(Clone, Copy)]
 struct Limit {
@@ -35,23 +34,23 @@ struct Limit {
     others: usize,
 }
 
-/// A shim or a CLI needs one connection.
+/// A client needs one.
 const API: Limit = Limit { all: 1024, others: 960 };
 
-/// Metrics clients have no user.
+/// Clients have no user.
 const METRICS: Limit = Limit { all: 64, others: 64 };
 
 const ADMIN: Limit = Limit { all: 32, others: 24 };
 
-/// Connections that get an "overloaded" answer; others are closed.
+/// "Overloaded" answers; further connections are closed.
 const REFUSALS: usize = 32;
 
 const REFUSAL_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// A connection's user, an extension of its requests.
+/// A connection's user; request extension.
 #[derive(Debug, Clone, Copy)]
 pub struct Peer {
-    /// The user is root.
+    /// User is root.
     pub is_root: bool,
 }
 
@@ -64,12 +63,12 @@ impl Peer {
 /// For a request's head, and between requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Serves the API until `stop`, then answers running requests. Calls `beat` while it accepts.
+/// Serves the API until `stop`, then answers running requests. Calls `beat` while accepting.
 pub async fn api(listener: Socket, router: Router, stop: CancellationToken, beat: impl Fn() + Send) {
     serve(listener, API, Peer::of, router, stop, beat).await;
 }
 
-/// Serves the admin socket until `stop`.
+/// Serves admin until `stop`.
 pub async fn admin(listener: Socket, router: Router, stop: CancellationToken) {
     serve(listener, ADMIN, Peer::of, router, stop, || {}).await;
 }
@@ -100,7 +99,7 @@ pub async fn metrics(listener: TcpListener, router: Router, stop: CancellationTo
 }
 
 /// Further connections wait in the backlog. When users other than root have all their places, a connection replaces the
-/// longest idle one, or is refused.
+/// longest idle one or is refused.
 async fn serve<L: Listener>(
     mut listener: L,
     limit: Limit,

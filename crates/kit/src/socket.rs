@@ -1,4 +1,4 @@
-//! A unix socket that is bound again when its file is gone; the accept loop checks once a second.
+//! A unix socket that is rebound when its file is gone; the accept loop checks once a second.
 
 use std::{
     fs::{OpenOptions, Permissions},
@@ -19,22 +19,21 @@ use tokio::{
 
 use crate::{accounts, kept::make_directory, sync::lock};
 
-/// Of log lines.
 const TARGET: &str = "wharf_agent::socket";
 /// Of [`Access::Operators`].
 const GROUP: &str = "wharf";
 const LOOK: Duration = Duration::from_secs(1);
-/// How long the status reports a new bind.
+/// New binds in status.
 const RECENT: Duration = Duration::from_secs(30);
 
 type FileId = (u64, u64);
 
-/// Who may connect besides the agent's user.
+/// Who may connect, besides the agent's user.
 #[derive(Debug, PartialEq, Eq)]
 enum Access {
     /// The group `wharf`, if it exists.
     Operators,
-    /// This group alone. The socket's directory is only for it, too.
+    /// This group; also for the socket's directory.
     Group(Option<String>),
 }
 
@@ -47,7 +46,7 @@ impl Access {
         }
     }
 
-    /// Makes the directory of a socket.
+    /// Makes the socket's directory.
     fn make(&self, socket: &Path) -> anyhow::Result<()> {
         let Some(directory) = socket.parent() else { return Ok(()) };
         make_directory(directory)?;
@@ -56,7 +55,7 @@ impl Access {
         }
         wharf_crash::point("socket/after-directory");
         let shown = directory.display();
-        // Not through a link. Mode and group are changed on the open directory, which cannot be replaced.
+        // Not through a link; the open directory cannot be replaced.
         let flags = (OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW).bits();
         let opened = OpenOptions::new().read(true).custom_flags(flags).open(directory);
         let opened = opened.with_context(|| format!("open the directory {shown}"))?;
@@ -89,7 +88,7 @@ pub fn check_group(name: &str) -> anyhow::Result<u32> {
     group.with_context(|| format!("there is no group {name}; make it with `groupadd --system {name}`"))
 }
 
-/// Whether clients reach the socket; clones share it.
+/// Reachability; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Reach(Arc<Mutex<Known>>);
 
@@ -100,13 +99,13 @@ struct Known {
 }
 
 impl Reach {
-    /// Why clients do not reach the socket.
+    /// Why it is unreachable.
     #[must_use]
     pub fn lost(&self) -> Option<String> {
         lock(&self.0).lost.clone()
     }
 
-    /// Age of a recent new bind.
+    /// Recent rebind's age.
     #[must_use]
     pub fn bound_again(&self) -> Option<Duration> {
         lock(&self.0).again.map(|at| at.elapsed()).filter(|ago| *ago < RECENT)
@@ -133,7 +132,7 @@ impl Socket {
         Self::bind_for(Access::Operators, path, reach).await
     }
 
-    /// As [`Socket::bind`] with another group, in a directory that is made for it.
+    /// [`Socket::bind`] with another group, in its own directory.
     ///
     /// # Errors
     /// As [`Socket::bind`], or the group does not exist.
@@ -150,7 +149,7 @@ impl Socket {
         Ok(Self { path: path.to_owned(), listener, file, looks, reach, access })
     }
 
-    /// Binds again when the file is gone; logs each loss once.
+    /// Rebinds when the file is gone; logs each loss once.
     async fn look(&mut self) {
         let problem = match file_id(&self.path) {
             Ok(there) if there == self.file => {

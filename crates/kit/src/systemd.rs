@@ -2,12 +2,11 @@
 
 use sd_notify::NotifyState;
 
-/// Of log lines.
 const TARGET: &str = "wharf_agent::systemd";
 /// For a stop and the start after it, microseconds: nothing feeds the watchdog meanwhile.
 const RESTART_USEC: u32 = 120_000_000;
 
-/// Does nothing without a service manager.
+/// No-op without service manager.
 pub fn notify(state: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(state) {
         tracing::warn!(target: TARGET, "tell systemd: {error}");

@@ -52,7 +52,7 @@ impl LogFilter {
         Ok(())
     }
 
-    /// The filter in force.
+    /// Filter in force.
     #[must_use]
     pub fn get(&self) -> String {
         lock(&self.text).clone()
@@ -76,7 +76,7 @@ impl LogFilter {
     }
 }
 
-/// Summarises suppressed lines each second until `stop`.
+/// Summarises suppressed lines until `stop`.
 pub async fn tell_suppressed(log: LogFilter, stop: CancellationToken) {
     while tokio::time::timeout(limit::WINDOW, stop.cancelled()).await.is_err() {
         log.shape.sweep();

@@ -1,4 +1,4 @@
-//! States, builds and enforcement of endpoints, as API, records and settings spell them.
+//! States, builds and enforcement of endpoints, as in API, records and settings.
 
 use std::fmt;
 

@@ -74,7 +74,7 @@ impl fmt::Display for EndpointId {
     }
 }
 
-/// Number of an attachment on this node; grows, never reused. Every destructive act names it.
+/// Number of an attachment on this node; grows, never reused. Every destructive operation names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Epoch(pub u64);
@@ -85,7 +85,7 @@ impl fmt::Display for Epoch {
     }
 }
 
-/// Kernel interface index, above 0; unique only within a network namespace.
+/// Kernel interface index, above 0, of one network namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct IfIndex(pub u32);
@@ -157,7 +157,7 @@ text_id! {
 }
 
 impl ContainerId {
-    /// Id of a `wharf sandbox`. The random number keeps a late delete away from a later sandbox.
+    /// Id of a `wharf sandbox`. The random number keeps a late delete from a later sandbox.
     ///
     /// # Errors
     /// The name is not valid in a container id.

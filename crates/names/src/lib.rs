@@ -1,4 +1,4 @@
-//! Names and ids shared by all crates. Depends only on `wharf_common`.
+//! Names and ids shared by all crates.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking"))]
 

@@ -1,14 +1,14 @@
 //! The owner's mark: the alias (`IFLA_IFALIAS`) on the host side of an endpoint's veth pair.
 //!
-//! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, numbers in decimal, set when the link is created. A network namespace's
-//! path may later name another container's namespace; the mark still names the link's owner.
+//! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, numbers in decimal, set when the link is created. The path of a network
+//! namespace may later name another namespace; the mark still names the owner.
 
 use std::fmt;
 
 /// The kernel's longest alias, bytes (`IFALIASZ` less the terminating zero).
 pub const MAX_MARK: usize = 255;
 const PREFIX: &str = "wharf:";
-/// The first character that did not fit may have up to four bytes.
+/// The character that did not fit may have up to four bytes.
 const MAY_BE_CUT_OFF: usize = MAX_MARK + 1 - char::MAX_LEN_UTF8;
 
 /// An owner's mark. Two marks cut at the same place may be equal.

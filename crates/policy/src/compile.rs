@@ -1,32 +1,30 @@
 //! Compiles policies to the rows that the BPF programs look up.
 //!
-//! **Look-up.** For a packet, the program knows the *rule set* (0: no policy, accept). It looks up
+//! **Look-up.** For a packet in a *rule set* (without one, it is accepted), the program looks up
 //! 1. the peer's address in [`Tables::ipcache`] (longest prefix): a *peer class*;
 //! 2. protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*; [`PortClass::ANY`] without a
 //!    row, [`PortClass::UNKNOWN`] without a transport header;
 //! 3. up to four cells of [`Rows::cells`]: (class, port), (class, any), (any, port), (any, any).
 //!
-//! A [`Cell`] has the best rule of the admin tier and of the later tiers. The lowest-ranked admin hit decides; without
-//! one, or if it is a pass, the lowest-ranked other hit. Without any, the packet is accepted.
+//! The lowest-ranked admin rule of these cells decides; without one, or if it is a pass, the lowest-ranked other rule.
+//! Without any, the packet is accepted.
 //!
 //! **Correctness.** Addresses share a peer class only if they match the same *atoms* (peers of rules in use);
-//! destinations share a port class only if they match the same port lists. A rule counts for the cells of every peer
-//! class that its peers match (or "any") times every port class in its ports (or "any"). So a packet's four cells have
-//! exactly the rules that match it. A rank is the position in the evaluation order of [`crate::model`]: admin rules;
-//! namespaced deny, then accept rules, those without requests first; isolation; baseline rules where nothing isolates.
-//! The lowest rank of a union is the minimum over its parts, so two rules per cell suffice. A pass of the baseline tier
-//! accepts without a rule.
+//! destinations share a port class only if they match the same port lists. A rule is in the cells of every peer class
+//! of its peers (or "any") times every port class of its ports (or "any"): a packet's four cells have exactly the rules
+//! that match it. A rank is the position in the evaluation order of [`crate::model`]; namespaced accept rules with
+//! requests follow the others. The lowest rank of a union is the minimum over its parts, so two rules per cell suffice.
+//! A pass of the baseline tier accepts without a rule.
 //!
-//! **Unknown transport.** Cells of [`PortClass::UNKNOWN`] deny with the rank of the best rule with ports: the verdict
-//! would depend on unknown ports.
+//! **Unknown transport.** Cells of [`PortClass::UNKNOWN`] deny with the rank of the best rule with ports.
 //!
 //! **Requests.** The flow goes to the listener for the union of all matching rules' requests. These rules have ports,
-//! so they are in the cells (class, port) and (any, port). The first cell has the union of both and ranks before the
-//! second; each names its first rule. A listener's number identifies one direction, one union and one [`Share`] while a
-//! cell refers to it. So a rule set with requests belongs to one share.
+//! so they are in the cells (class, port) and (any, port). The first has the union of both and ranks before the second;
+//! each names its first rule. A listener's number identifies one direction, one union and one [`Share`] while a cell
+//! refers to it.
 //!
-//! **Identifiers** are stable while their meaning is. A key of [`Rows`] never changes its value: other rules get
-//! another rule set, other atoms another class. [`diff()`] depends on this.
+//! **Identifiers.** A key of [`Rows`] never changes its value: other rules get another rule set, other atoms another
+//! class. [`diff()`] depends on this.
 
 use std::{
     borrow::Cow,
@@ -74,7 +72,7 @@ pub use limits::{Limits, Sizes, Table, TooLarge};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey(pub u32);
 
-/// A label set, numbered by the caller from 1.
+/// A label set, numbered from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity(pub u32);
 
@@ -85,7 +83,7 @@ impl Identity {
     pub const NODE: Self = Self(u32::MAX);
     /// Other nodes.
     pub const OTHER_NODE: Self = Self(u32::MAX - 1);
-    /// Containers elsewhere whose labels are unknown.
+    /// Containers elsewhere with unknown labels.
     pub const ELSEWHERE: Self = Self(u32::MAX - 2);
 
     /// A label set.
@@ -95,8 +93,7 @@ impl Identity {
     }
 }
 
-/// The ordered rules of one direction, shared by endpoints. Numbered from 1, with [`SetId::DENIES`] if it is of egress
-/// and a rule denies.
+/// Ordered rules of one direction. From 1, with [`SetId::DENIES`] if an egress rule denies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SetId(pub u32);
 
@@ -112,7 +109,7 @@ impl SetId {
 pub struct PeerClass(pub u32);
 
 impl PeerClass {
-    /// Of a cell: every address.
+    /// In a cell: every address.
     pub const ANY: Self = Self(0);
 }
 
@@ -121,17 +118,17 @@ impl PeerClass {
 pub struct PortClass(pub u32);
 
 impl PortClass {
-    /// Of a packet: without a port row.
+    /// No port row matches.
     pub const ANY: Self = Self(0);
     /// The transport header is unknown.
     pub const UNKNOWN: Self = Self(u32::MAX);
 }
 
-/// A rule: key of [`Tables::origins`].
+/// Key of [`Tables::origins`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RuleIndex(pub u32);
 
-/// A listener: its port, from 1. Key of [`Tables::listeners`].
+/// Port of a listener, from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerId(pub u16);
 
@@ -147,15 +144,15 @@ pub struct Listener {
     pub share: Share,
 }
 
-/// One of [`Share::COUNT`] parts of the endpoints, with separate listeners: the proxy reloads a whole listener whenever
-/// an endpoint comes or goes.
+/// One of [`Share::COUNT`] parts of the endpoints, with separate listeners: the proxy reloads a whole listener when an
+/// endpoint comes or goes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, Serialize, Deserialize)]
 pub struct Share(u32);
 
 impl Share {
     /// Shares.
     pub const COUNT: u32 = 16;
-    /// Consecutive keys per share: a few endpoints use few shares.
+    /// Consecutive keys per share.
     const RUN: u32 = 16;
 
     /// Fixed per key: a change would break connections.
@@ -165,20 +162,20 @@ impl Share {
     }
 }
 
-/// All rows, and the meaning of their numbers. Copies share equal parts.
+/// All rows, and the meaning of their numbers. Copies are cheap.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Tables {
     /// Rule sets by endpoint.
     pub sets: OrdMap<EndpointKey, Sets>,
-    /// Endpoints, the node, networks, exceptions, names' addresses, and both families.
+    /// Endpoints, nodes, networks, exceptions, names' addresses, both families.
     pub ipcache: Ipcache,
     /// Rows by rule set.
     pub rules: OrdMap<SetId, Arc<Rows>>,
-    /// Of each rule.
+    /// Source of each rule.
     pub origins: OrdMap<RuleIndex, Arc<Origin>>,
-    /// Listeners that cells refer to by number.
+    /// Listeners that cells refer to.
     pub listeners: OrdMap<ListenerId, Arc<Listener>>,
-    /// Cells of a rule set that refer to a listener.
+    /// Number of cells per listener and rule set.
     pub redirects: OrdMap<(ListenerId, SetId), usize>,
 }
 
@@ -211,7 +208,7 @@ pub struct Known {
     pub class: PeerClass,
 }
 
-/// Rows of a rule set, which is part of every key.
+/// Rows of a rule set.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Rows {
     /// Prefixes do not overlap.
@@ -222,7 +219,7 @@ pub struct Rows {
     pub isolated_by: Vec<PolicyName>,
 }
 
-/// A protocol with destination ports or ICMP types.
+/// Protocol of a port row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum L4 {
     /// TCP.
@@ -285,9 +282,9 @@ pub enum Ruling {
     Accept,
     /// Drop.
     Deny,
-    /// Without a transport header, rules with ports could decide.
+    /// Unknown ports could decide.
     DenyUnknown,
-    /// The tiers after the admin tier decide.
+    /// Later tiers decide.
     Pass,
     /// To the proxy.
     Redirect {
@@ -301,9 +298,9 @@ pub enum Ruling {
 /// A decision about a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
-    /// Also through a listener.
+    /// Also for a listener.
     pub accept: bool,
-    /// Of the flow.
+    /// Listener of the flow.
     pub listener: Option<ListenerId>,
     /// Deciding rule.
     pub rule: Option<RuleIndex>,
@@ -328,7 +325,6 @@ impl Decision {
     const DEFAULT: Self = Self { accept: true, listener: None, rule: None, unknown: false };
 }
 
-/// Both families.
 pub(crate) const EVERYWHERE: [IpNet; 2] = [
     IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::UNSPECIFIED, 0)),
     IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::UNSPECIFIED, 0)),
@@ -384,7 +380,7 @@ impl Tables {
         Some(Verdict::Deny { rule, isolated_by })
     }
 
-    /// During a change, cells have classes without addresses.
+    /// During a change, cells can have classes without addresses.
     fn classes(&self) -> impl Iterator<Item = PeerClass> {
         let of_cells = self.rules.values().flat_map(|rows| rows.cells.keys().map(|(class, _)| *class));
         self.ipcache.classes().chain(of_cells).filter(|class| *class != PeerClass::ANY)

@@ -1,19 +1,19 @@
 //! Policies independent of their document format.
 //!
 //! **Precedence.** The sender (egress) and the receiver (ingress) must both accept a packet. The policies that select
-//! the endpoint apply, by tier ([`Tier`]):
+//! the endpoint apply, by [`Tier`]:
 //!
-//! 1. *Admin*: by ascending priority, then by name; rules in order. The first matching rule decides: accept and deny
-//!    are final, pass continues with the next tier.
+//! 1. *Admin*: by ascending priority, then by name; rules in order. The first matching rule decides; pass continues
+//!    with the next tier.
 //! 2. *Namespaced*: deny if a deny rule matches. Else accept if an accept rule matches: any content if one of them has
-//!    no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction, by the
-//!    first matching exception ([`Action::Except`]) if there is one. Else the next tier.
+//!    no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction, naming
+//!    the first matching exception ([`Action::Except`]). Else the next tier.
 //! 3. *Baseline*: like admin.
 //!
 //! Otherwise the packet is accepted. [`Enforcement`] may isolate or exempt an endpoint.
 //!
-//! **Unknown labels of a namespace** ([`UNKNOWN_LABELS`]). A packet passes only if it would pass with any labels there:
-//! an accept rule must match for certain, by subject and peer; a deny rule and isolation apply if they could. A pass of
+//! **Unknown labels of a namespace** ([`UNKNOWN_LABELS`]). A packet passes only if it would pass with any labels: an
+//! accept rule must match for certain, by subject and peer; a deny rule and isolation apply if they could. A pass of
 //! the admin tier that could apply denies.
 
 use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
@@ -27,8 +27,7 @@ use crate::{names::NamePattern, requests::Requests};
 /// Kubernetes' label with a namespace's name.
 pub const NAMESPACE_NAME: &str = "kubernetes.io/metadata.name";
 
-/// Key that marks a namespace whose other labels than those in the map are unknown; its value is empty. No label has an
-/// empty key.
+/// Marks a namespace with other, unknown labels; the value is empty. No label has an empty key.
 pub const UNKNOWN_LABELS: &str = "";
 
 /// Labels by key; a pod's keys have a source prefix (`k8s:app`).
@@ -40,7 +39,7 @@ pub type NamedPorts = BTreeMap<(Protocol, String), u16>;
 /// Location in a document.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Origin {
-    /// File, or other source.
+    /// File or other source.
     pub file: Arc<str>,
     /// From 1.
     pub line: u32,
@@ -78,7 +77,7 @@ pub struct Policy {
     pub tier: Tier,
     /// Lower first: 0 to 1,000; always 0 in the namespaced tier.
     pub priority: u16,
-    /// Its subjects need an accepting rule in these directions.
+    /// Directions in which subjects need an accept rule.
     pub isolates: Directions,
     /// In document order.
     pub rules: Vec<Rule>,
@@ -87,8 +86,8 @@ pub struct Policy {
 }
 
 impl Policy {
-    /// With rules for the exceptions of egress networks that contain addresses of `services`: such a network accepts
-    /// the address of a service, and these rules deny the excepted containers behind it.
+    /// Adds rules ([`Action::Except`]) for the exceptions of egress networks that accept one of `services`: an excepted
+    /// container can be behind it.
     #[must_use]
     pub fn with_exceptions_behind(mut self, services: &[IpNet]) -> Self {
         if self.tier != Tier::Namespaced {
@@ -161,8 +160,7 @@ pub enum Action {
     Deny,
     /// Continue with the next tier; not in the namespaced tier.
     Pass,
-    /// Drop what no accept rule matches, where a policy isolates; only in the namespaced tier, see
-    /// [`Policy::with_exceptions_behind`].
+    /// In an isolated direction, drop what no accept rule matches ([`Policy::with_exceptions_behind`]).
     Except,
 }
 
@@ -173,9 +171,9 @@ pub struct Rule {
     pub direction: Direction,
     /// Action.
     pub action: Action,
-    /// `None` for all; an empty list matches nothing.
+    /// `None` for all; empty for none.
     pub peers: Option<Vec<Peer>>,
-    /// `None` for every packet; an empty list matches nothing.
+    /// `None` for all; empty for none.
     pub ports: Option<Vec<Port>>,
     /// `None` for all. Only for namespaced accept rules with ports.
     pub requests: Option<Arc<Requests>>,
@@ -195,14 +193,14 @@ pub enum Peer {
         /// Each inside the network.
         except: Vec<IpNet>,
     },
-    /// Known addresses, except endpoints and the node: a DNS server must not open access to a container.
+    /// Known addresses, except of endpoints and the node: a DNS server opens no access to containers.
     Names(NamePattern),
     /// Without labels.
     Entity(Entity),
 }
 
 impl Peer {
-    /// Exceptions of a network that contains one of `services`, which no exception contains.
+    /// Exceptions of a network that accepts one of `services`.
     fn exceptions_behind(&self, services: &[IpNet]) -> Vec<Self> {
         let Self::Network { net, except } = self else { return Vec::new() };
         let accepts = |service: &IpNet| net.contains(service) && !except.iter().any(|except| except.contains(service));
@@ -240,7 +238,7 @@ pub enum Port {
         /// Ports.
         ports: PortRange,
     },
-    /// The receiving endpoint's number; without one, nothing matches.
+    /// The receiver's number; without one, no match.
     Named {
         /// Protocol.
         protocol: Protocol,
@@ -256,7 +254,7 @@ pub enum Port {
     },
 }
 
-/// Inclusive port range; ordered as a pair.
+/// Inclusive port range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortRange {
     /// First.
@@ -285,7 +283,7 @@ pub struct Selector(pub BTreeSet<Requirement>);
 pub struct Requirement {
     /// Label owner.
     pub of: LabelOf,
-    /// For a pod with its source (`k8s:app`), or `any:app`.
+    /// A pod's key has its source (`k8s:app`), or `any:`.
     pub key: String,
     /// On the value.
     pub holds: Holds,
@@ -296,7 +294,7 @@ pub struct Requirement {
 pub enum LabelOf {
     /// The endpoint.
     Endpoint,
-    /// Its namespace; without one, no label is present.
+    /// Its namespace, if any.
     Namespace,
 }
 
@@ -320,19 +318,19 @@ pub struct Endpoint {
     pub addresses: Arc<[IpAddr]>,
     /// Keys with source.
     pub labels: Arc<Labels>,
-    /// With `kubernetes.io/metadata.name`, and perhaps [`UNKNOWN_LABELS`]; `None` without a namespace.
+    /// With [`NAMESPACE_NAME`], perhaps [`UNKNOWN_LABELS`]; `None` without a namespace.
     pub namespace: Option<Arc<Labels>>,
     /// Named ports.
     pub ports: Arc<NamedPorts>,
     /// The node's health endpoint.
     pub health: bool,
-    /// On another node: a peer only, no policy applies here.
+    /// On another node: only a peer.
     pub elsewhere: bool,
     /// Enforcement mode.
     pub enforcement: Enforcement,
 }
 
-/// Which policies apply. The endpoint is a peer in any mode.
+/// Which policies apply.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Enforcement {
     /// As selected.
@@ -345,7 +343,7 @@ pub enum Enforcement {
 }
 
 impl Endpoint {
-    /// A policy with this subject applies, or could: see [`Selector::may_select`].
+    /// Whether a policy with this subject can apply.
     #[must_use]
     pub fn is_subject(&self, subject: &Selector) -> bool {
         !self.elsewhere
@@ -355,25 +353,23 @@ impl Endpoint {
 }
 
 impl Selector {
-    /// Every requirement holds for any values of unknown labels.
+    /// All requirements hold for any values of unknown labels.
     #[must_use]
     pub fn selects(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
         self.0.iter().all(|requirement| requirement.holds_for(labels, namespace) == Some(true))
     }
 
-    /// Every requirement holds, or could hold for some values of unknown labels.
+    /// All requirements hold for some values of unknown labels.
     #[must_use]
     pub fn may_select(&self, labels: &Labels, namespace: Option<&Labels>) -> bool {
         self.0.iter().all(|requirement| requirement.holds_for(labels, namespace) != Some(false))
     }
 
-    /// Depends on labels that may be unknown.
     pub(crate) fn needs_namespace_labels(&self) -> bool {
         self.0.iter().any(|requirement| requirement.of == LabelOf::Namespace && requirement.key != NAMESPACE_NAME)
     }
 }
 
-/// As `k8s:app=db, in namespace shop`.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |of| self.0.iter().filter(move |requirement| requirement.of == of);
@@ -386,7 +382,6 @@ impl fmt::Display for Selector {
     }
 }
 
-/// An empty value is shown as quotes.
 fn any_of(values: &BTreeSet<String>) -> String {
     let shown = values.iter().map(|value| if value.is_empty() { "\"\"" } else { value.as_str() });
     shown.collect::<Vec<_>>().join(" or ")
@@ -415,11 +410,11 @@ impl Requirement {
         }
     }
 
-    /// `None` if that depends on an unknown label.
+    /// `None` if it depends on an unknown label.
     fn holds_for(&self, labels: &Labels, namespace: Option<&Labels>) -> Option<bool> {
         Some(match self.of {
             LabelOf::Endpoint => match self.key.strip_prefix("any:") {
-                // Requirements apply to any source, negations to all.
+                // Requirements match any source, negations all sources.
                 Some(key) => {
                     let of = |label: &&String| label.split_once(':').is_some_and(|(_, own)| own == key);
                     self.holds.holds(labels.iter().filter(|(label, _)| of(label)).map(|(_, value)| value))

@@ -9,29 +9,26 @@ pub const MAX_NAME: usize = 253;
 /// Bytes (RFC 1035, section 2.3.4).
 const MAX_LABEL: usize = 63;
 const EVERY_NAME: &str = "*";
-/// Subdomains at any depth.
 const BELOW: &str = "**.";
 
-/// A DNS name or name pattern, as Cilium's `matchPattern`.
+/// A DNS name or pattern (Cilium's `matchPattern`), lower case, without a trailing dot.
 ///
 /// - `*` matches zero or more characters of a label: letters, digits, `-` and `_`.
 /// - `*` alone matches every name, including the root.
 /// - A leading `**.` matches one or more labels.
-///
-/// Lower case, without a trailing dot.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NamePattern(Arc<str>);
 
 /// Why a text is neither name nor pattern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
-    /// Without a trailing dot.
+    /// Trailing dot excluded.
     #[error("is longer than {MAX_NAME} bytes")]
     TooLong,
-    /// Adjacent or leading dots, or a long label.
+    /// An empty or long label.
     #[error("has a label that is empty or longer than {MAX_LABEL} bytes")]
     Label,
-    /// Neither letter, digit, `-`, `_` nor dot.
+    /// Other than letter, digit, `-`, `_`, dot.
     #[error("has a character that is not of a name")]
     Character,
     /// `*` in a single name.
@@ -59,18 +56,18 @@ impl Malformed {
 }
 
 impl NamePattern {
-    /// In any case, with or without a trailing dot.
+    /// Parses a name, in any case, with or without a trailing dot.
     ///
     /// # Errors
-    /// The text is not a DNS name.
+    /// Not a DNS name.
     pub fn name(text: &str) -> Result<Self, Malformed> {
         if text.contains('*') { Err(Malformed::NoPattern) } else { Self::pattern(text) }
     }
 
-    /// As [`Self::name`], with stars.
+    /// Parses a name or pattern.
     ///
     /// # Errors
-    /// The text is not a pattern.
+    /// Not a pattern.
     pub fn pattern(text: &str) -> Result<Self, Malformed> {
         if text == EVERY_NAME {
             return Ok(Self(text.into()));
@@ -80,7 +77,7 @@ impl NamePattern {
             return Err(Malformed::TooLong);
         }
         let name = text.strip_prefix(BELOW).unwrap_or(text);
-        // `*.` is ambiguous: one label, or every name.
+        // `*.` could mean one label or every name.
         if name == EVERY_NAME && text == name || name.contains("**") {
             return Err(Malformed::Stars);
         }
@@ -95,7 +92,7 @@ impl NamePattern {
         Ok(Self(text.to_ascii_lowercase().into()))
     }
 
-    /// As [`Self::name`]. Time: the product of both lengths.
+    /// Whether a name, as for [`Self::name`], matches. Time: product of both lengths.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {
         if self.0.as_ref() == EVERY_NAME {
@@ -114,7 +111,7 @@ impl NamePattern {
         fit && more.peek().is_some() == below && more.all(is_label)
     }
 
-    /// Without stars.
+    /// Whether it has no stars.
     #[must_use]
     pub fn is_name(&self) -> bool {
         !self.0.contains('*')
@@ -127,7 +124,6 @@ impl NamePattern {
     }
 }
 
-/// Host names have no `_`, other names may.
 const fn is_inner(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_'
 }
@@ -282,7 +278,6 @@ mod tests {
         }
     }
 
-    /// For names without empty labels.
     fn naively(pattern: &str, name: &str) -> bool {
         let Some(own) = pattern.strip_prefix("**.") else {
             return pattern == "*" || naive(pattern.as_bytes(), name.as_bytes());

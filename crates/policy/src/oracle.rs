@@ -1,4 +1,4 @@
-//! Evaluates one flow in sequence. Deliberately slow and short: the reference for tests, and for explanations.
+//! Evaluates one flow: the reference for tests. Deliberately slow and short.
 
 use std::{
     borrow::Cow,
@@ -16,10 +16,10 @@ use crate::requests::Requests;
 /// Addresses by DNS name.
 pub type Names = BTreeMap<Arc<str>, BTreeSet<IpAddr>>;
 
-/// First packet of a flow, at one endpoint.
+/// A flow at one endpoint.
 #[derive(Debug, Clone, Copy)]
 pub struct Flow<'a> {
-    /// Of `subject`: ingress for the receiver.
+    /// Ingress if `subject` receives.
     pub direction: Direction,
     /// Evaluating endpoint.
     pub subject: &'a Endpoint,
@@ -31,7 +31,7 @@ pub struct Flow<'a> {
     pub names: &'a Names,
 }
 
-/// The peer, with its address in the packet.
+/// Peer and its address.
 #[derive(Debug, Clone, Copy)]
 pub enum PeerOf<'a> {
     /// Local.
@@ -74,7 +74,7 @@ pub enum Destination {
 pub enum Verdict<'a> {
     /// Accepted.
     Accept {
-        /// The first of several with requests; `None` if no tier decides.
+        /// First matching rule; `None` if no tier decides.
         rule: Option<&'a Origin>,
         /// `None` for all.
         requests: Option<Cow<'a, Requests>>,
@@ -86,7 +86,7 @@ pub enum Verdict<'a> {
         /// Isolating policies, without a rule.
         isolated_by: Vec<&'a PolicyName>,
     },
-    /// Without a transport header, a rule with ports precedes every matching rule without ports.
+    /// Unknown ports decide.
     DenyUnknown,
 }
 
@@ -98,15 +98,11 @@ impl Verdict<'_> {
     }
 }
 
-/// Policies may be in any order; names are unique. The namespaced tier evaluates deny rules first. The verdict names
-/// the first matching rule.
-///
-/// While labels of namespaces are unknown, a flow that passes would pass with any labels.
+/// Evaluates a flow ([`crate::model`]). Policies may be in any order; names are unique.
 pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>) -> Verdict<'a> {
     let mut policies: Vec<&Policy> = policies.into_iter().filter(|p| flow.subject.is_subject(&p.subject)).collect();
     policies.sort_by_key(|p| (if p.tier == Tier::Namespaced { 0 } else { p.priority }, &p.name));
 
-    // With the effect of each rule.
     let matching = |tier| {
         let policies = policies.iter().copied().filter(move |p| p.tier == tier);
         policies.flat_map(|p| p.rules.iter().filter_map(move |rule| Some((rule, effect(p, rule, flow)?))))
@@ -168,7 +164,6 @@ pub fn judge<'a>(policies: impl IntoIterator<Item = &'a Policy>, flow: &Flow<'a>
     }
 }
 
-/// A selector selects an endpoint.
 type Selects = fn(&Selector, &Endpoint) -> bool;
 
 fn selects(selector: &Selector, endpoint: &Endpoint) -> bool {
@@ -179,7 +174,7 @@ fn may_select(selector: &Selector, endpoint: &Endpoint) -> bool {
     selector.may_select(&endpoint.labels, endpoint.namespace.as_deref())
 }
 
-/// Of a rule whose policy may apply to the subject; `None` without a match.
+/// `policy` may apply. `None` without a match.
 fn effect(policy: &Policy, rule: &Rule, flow: &Flow<'_>) -> Option<Action> {
     let is_sure = || selects(&policy.subject, flow.subject) && matches(rule, flow, selects);
     let is_possible = || matches(rule, flow, may_select);

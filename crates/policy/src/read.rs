@@ -1,15 +1,7 @@
-//! Documents to the model.
-//!
-//! | format | read as |
-//! |---|---|
-//! | `NetworkPolicy` of networking.k8s.io/v1 | namespaced accept rules; isolates |
-//! | `ClusterNetworkPolicy` of policy.networking.k8s.io v1alpha2, v1beta1 | admin or baseline rules |
-//! | `CiliumNetworkPolicy`, `CiliumClusterwideNetworkPolicy` of cilium.io/v2 | namespaced rules; isolates |
+//! Documents (`NetworkPolicy`, `ClusterNetworkPolicy`, Cilium policies) to the model.
 //!
 //! A text is YAML or JSON: policies or lists of them. Unknown content is refused: a misspelt field must not open
-//! access. `status`, and metadata other than name and namespace, have no effect. A null field counts as absent.
-//!
-//! HTTP requests, server names and DNS names count as rules.
+//! access. Status, and metadata except name and namespace, have no effect. Null counts as absent.
 
 mod cilium;
 mod cilium_l7;
@@ -37,11 +29,9 @@ use crate::{
 
 /// Bytes.
 pub const MAX_TEXT: usize = 4 << 20;
-/// Includes list items.
 const MAX_DOCUMENTS: usize = 10_000;
-/// Per document.
+/// Per document; requests count.
 const MAX_RULES: usize = 10_000;
-/// Further refusals are only counted.
 const MAX_REFUSALS: usize = 20;
 
 /// A refused text or field.
@@ -80,7 +70,6 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// From 1; the maximum for a count.
     const fn line(&self) -> u32 {
         match self {
             Self::Field { origin, .. } => origin.line,
@@ -90,12 +79,10 @@ impl Refusal {
     }
 }
 
-/// Policies of a text, in order. `file` names the source and is not opened. Several `specs` (cilium.io/v2) share the
-/// document's name.
+/// Policies of a text, in order. `file` is only a name. Several `specs` (cilium.io/v2) share the document's name.
 ///
 /// # Errors
-/// The whole text is refused: at most 20 refusals by line, then the number of the others. Errors of syntax, size and
-/// bounds are reported alone.
+/// At most 20 refusals by line, then the number of the others. Errors of syntax and size are reported alone.
 pub fn read(file: &str, text: &str) -> Result<Vec<Policy>, Vec<Refusal>> {
     let mut reader = Reader::new(file);
     let policies = policies(&mut reader, text);

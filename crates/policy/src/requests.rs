@@ -1,4 +1,4 @@
-//! Requests above TCP and UDP: HTTP requests, TLS server names, DNS names.
+//! HTTP requests, TLS server names, DNS names.
 
 use std::collections::BTreeSet;
 
@@ -8,18 +8,18 @@ use crate::names::NamePattern;
 
 /// Requests that a rule, or for a connection any matching rule, accepts.
 ///
-/// With `names`, only DNS queries pass. Otherwise, a connection that begins with a TLS handshake is checked for its
+/// With `names`, only DNS queries pass. Otherwise, a TLS handshake is checked for its server name, other content for
 /// server name, any other for its HTTP requests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Requests {
     /// HTTP/1.1 and HTTP/2 without TLS.
     pub http: BTreeSet<HttpRule>,
-    /// Of TLS.
+    /// TLS server names.
     pub server_names: BTreeSet<ServerName>,
-    /// In queries over UDP and TCP. Absent in files of earlier versions.
+    /// DNS names. Absent in files of earlier versions.
     #[serde(default)]
     pub names: BTreeSet<NamePattern>,
-    /// Without a proxy, connections pass unchecked.
+    /// Without a proxy, connections pass.
     pub fails_open: bool,
 }
 
@@ -43,7 +43,7 @@ pub enum Pattern {
     Exact(String),
     /// Prefix.
     Prefix(String),
-    /// In the common syntax of Rust's `regex` and RE2.
+    /// Common syntax of Rust's `regex` and RE2.
     Regex(String),
 }
 

@@ -1,4 +1,4 @@
-//! Envoy's bootstrap configuration; the server sends the rest.
+//! Envoy's bootstrap configuration.
 
 use std::path::Path;
 
@@ -18,27 +18,26 @@ pub(crate) fn forwarded() -> String {
     format!("cluster.{ORIGINAL_DESTINATION}.upstream_rq_total")
 }
 const COUNTERS_EVERY: &str = "1s";
-/// Prefixes of the sent counters. Of the unbounded listeners and endpoints, only nonzero [`shares`] are sent.
+/// Prefixes of the sent counters. Per listener and endpoint, only [`shares`] are sent.
 const BEGINNINGS: [&str; 6] = ["cluster.", "cluster_manager.", "listener_manager.", "overload.", "runtime.", "server."];
 
-/// Instructions. Envoy's default, 100, rejects two lines of text.
+/// Instructions. Envoy's default, 100, is too small.
 const MAX_EXPRESSION: u32 = 100_000;
 
 const HEAP: &str = "envoy.resource_monitors.fixed_heap";
-/// Bytes. 32,000 idle connections need half (37 KiB each with upstream, Envoy 1.40); the rest is for buffers.
+/// Bytes. 32,000 idle connections need half (37 KiB each with upstream, Envoy 1.40).
 const MAX_HEAP: u64 = 2 << 30;
 
 fn on_heap(action: &str, part: f64) -> Value {
     json!({"name": action, "triggers": [{"name": HEAP, "threshold": {"value": part}}]})
 }
 
-/// `socket`: the xDS server's; `admin`: Envoy's admin interface.
 pub(crate) fn bootstrap(socket: &Path, admin: &Path, connections: Connections, user: Option<User>) -> Value {
     let counters = BEGINNINGS.map(|name| json!({"prefix": name})).into_iter();
     let counters: Vec<_> = counters.chain(shares::COUNTERS.map(|name| json!({"suffix": name}))).collect();
     let ads = json!({"ads": {}, "resource_api_version": "V3"});
     json!({
-        // The supervisor replaces an Envoy of another user, which cannot reach the socket.
+        // Another user gives other settings: the supervisor replaces Envoy.
         "node": {"id": NODE_ID, "cluster": NODE_ID, "metadata": {"user": user.map(|user| user.uid)}},
         "dynamic_resources": {
             "ads_config": {
@@ -47,7 +46,7 @@ pub(crate) fn bootstrap(socket: &Path, admin: &Path, connections: Connections, u
                 "set_node_on_first_message_only": true,
                 "grpc_services": [{"envoy_grpc": {
                     "cluster_name": XDS_CLUSTER,
-                    // The agent restarts within 1 s; Envoy's default back-off reaches 30 s.
+                    // Envoy's default reaches 30 s.
                     "retry_policy": {"retry_back_off": {"base_interval": "0.1s", "max_interval": "1s"}},
                 }}],
             },

@@ -19,13 +19,13 @@ pub use self::socket::Socket;
 pub struct Envoy {
     /// Path, or a name to search in `PATH`.
     pub program: PathBuf,
-    /// Exclusive directory, path at most 90 bytes; created with mode 0750.
+    /// Exclusive directory, path at most 90 bytes.
     pub directory: PathBuf,
-    /// User with only CAP_NET_ADMIN and CAP_NET_RAW. `None`: the agent's user.
+    /// User, with only CAP_NET_ADMIN and CAP_NET_RAW; `None` for the agent's.
     pub user: Option<User>,
     /// Worker threads, at least 1.
     pub threads: u16,
-    /// If true, Envoy ends with the thread that starts it. Otherwise the next agent takes it over.
+    /// Envoy ends with the thread that starts it; otherwise, the next agent takes it over.
     pub ends_with_agent: bool,
 }
 
@@ -38,10 +38,10 @@ pub struct User {
     pub gid: u32,
 }
 
-/// Error of Envoy's process management.
+/// Error of process management.
 #[derive(Debug, thiserror::Error)]
 pub enum EnvoyError {
-    /// Access to a file in Envoy's directory failed.
+    /// File access in Envoy's directory failed.
     #[error("{operation} {path}: {source}")]
     File {
         /// Failed operation.
@@ -61,7 +61,7 @@ pub enum EnvoyError {
         /// Advice for the user.
         hint: String,
     },
-    /// A system call on the process failed.
+    /// A system call failed.
     #[error("{operation} Envoy (process {pid}): {source}")]
     Process {
         /// Failed operation.

@@ -4,13 +4,12 @@ use envoy_types::pb::{envoy::service::metrics::v3::StreamMetricsMessage, io::pro
 
 use crate::{bootstrap, process::ProcessId};
 
-/// Over all Envoys since this server began.
 #[derive(Debug, Default)]
 pub(crate) struct Forwarded {
     total: u64,
-    /// `None` before the first value of an older Envoy.
+    /// `None` before an older Envoy's first value.
     last: Option<u64>,
-    /// The current Envoy requested the runtime layer that selects its access logs.
+    /// Envoy requested the runtime layer, which selects its logs.
     counted: bool,
 }
 

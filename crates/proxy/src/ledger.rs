@@ -1,13 +1,13 @@
-//! Wanted and acknowledged state of one resource type, and its waits. Pure.
+//! Wanted and acknowledged state of one resource type, and its waits.
 //!
 //! Versions count changes over all resources of the type. A removed entry stays until Envoy acknowledges the removal.
-//! Envoy applies the good listeners of a response that it refuses, so acknowledgements are per resource.
+//! Acknowledgements are per resource: of a response that it refuses, Envoy applies the good listeners.
 
 use std::collections::BTreeMap;
 
 use envoy_types::pb::google::protobuf::Any;
 
-/// Above the numbers of earlier servers of this boot.
+/// Greater than all versions of earlier servers.
 pub(crate) type Version = u64;
 
 pub(crate) const LISTENER_TYPE: &str = "type.googleapis.com/envoy.config.listener.v3.Listener";
@@ -17,10 +17,10 @@ pub(crate) const RUNTIME_TYPE: &str = "type.googleapis.com/envoy.service.runtime
 
 pub(crate) type Carried = (String, Version);
 
-/// Failure of a wait.
+/// Why a wait failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WaitError {
-    /// Envoy refused this or a later change; the previous version stays.
+    /// Envoy refused this or a later change, and keeps the previous version.
     #[error("Envoy refused {listener}: {reason}")]
     Refused {
         /// Listener name (`egress-15001`).
@@ -75,7 +75,6 @@ impl Ledgers {
         Self { listeners: Ledger::new(first), clusters: Ledger::new(first), runtime: Ledger::new(first) }
     }
 
-    /// An Envoy began, without resources.
     pub(crate) const fn process_began(&mut self) {
         self.listeners.process_began();
         self.clusters.process_began();
@@ -94,15 +93,13 @@ impl Ledgers {
 
 #[derive(Debug)]
 pub(crate) struct Entry {
-    /// Version of the last change.
     pub(crate) version: Version,
-    /// `None` after removal.
     pub(crate) resource: Option<Any>,
-    /// Sent to the current Envoy, which can also have applied parts of a refused response.
+    /// Sent to the current Envoy.
     pub(crate) offered: bool,
-    /// Last acknowledged version, 0 for none.
+    /// Acknowledged version, or 0.
     accepted: Version,
-    /// Last refused version, unless one was accepted since.
+    /// Last refusal, unless followed by an acknowledgement.
     refused: Option<(Version, String)>,
 }
 
@@ -116,7 +113,7 @@ impl Entry {
 struct Pending {
     name: String,
     version: Version,
-    /// The end of Envoy counts as acknowledgement.
+    /// Envoy's end counts as acknowledgement.
     removal: bool,
 }
 
@@ -128,7 +125,7 @@ pub(crate) struct Ledger {
     waits: BTreeMap<WaitId, Pending>,
     next_wait: u64,
     process: bool,
-    /// That Envoy can have an earlier server's resources.
+    /// Envoy can have an earlier server's resources.
     inherited: bool,
 }
 
@@ -157,7 +154,7 @@ impl Ledger {
         &self.entries
     }
 
-    /// Last set and last acknowledged version (0 for none); both maximal for an unknown resource.
+    /// Last set and last acknowledged version (0: none); both maximal for an unknown resource.
     pub(crate) fn versions(&self, name: &str) -> (Version, Version) {
         self.entries.get(name).map_or((Version::MAX, Version::MAX), |entry| (entry.version, entry.accepted))
     }
@@ -166,7 +163,7 @@ impl Ledger {
         self.waits.len()
     }
 
-    /// With the reason of a refusal. Without Envoy, removed resources are excluded.
+    /// With the reason if refused. Without Envoy, removed resources are excluded.
     pub(crate) fn unacknowledged(&self) -> impl Iterator<Item = (&str, Option<&str>)> {
         self.entries.iter().filter_map(|(name, entry)| {
             let behind = entry.accepted < entry.version && (self.process || entry.resource.is_some());
@@ -178,7 +175,7 @@ impl Ledger {
         self.entries.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.refused.as_ref()?.1.as_str())))
     }
 
-    /// Equal content is no change, unless Envoy refused it: the cause (a used port) can be gone.
+    /// Equal content is a change only after a refusal, whose cause (a used port) can be gone.
     pub(crate) fn set(&mut self, name: &str, resource: Option<Any>) {
         let same = match self.entries.get(name) {
             Some(entry) => entry.resource == resource && entry.refusal().is_none(),
@@ -200,7 +197,7 @@ impl Ledger {
         self.forget_removed(name);
     }
 
-    /// `removal`: the change only removed permissions.
+    /// `removal`: the change only removes.
     pub(crate) fn wait(&mut self, name: &str, removal: bool) -> Registered {
         let Some(entry) = self.entries.get(name) else { return Registered::Ended };
         if entry.accepted >= entry.version || (removal && !self.process) {
@@ -228,12 +225,12 @@ impl Ledger {
         self.inherited
     }
 
-    /// Nothing is left to send: earlier servers' resources are gone, unless Envoy refused the successor.
+    /// All is acknowledged: earlier servers' resources are gone, unless Envoy refused a successor.
     pub(crate) fn caught_up(&mut self) {
         self.inherited &= self.entries.values().any(|entry| entry.offered && entry.accepted == 0);
     }
 
-    /// Ends the waits for removals; others continue with the next Envoy.
+    /// Ends waits for removals; others continue with the next Envoy.
     pub(crate) fn process_ended(&mut self) -> Ended {
         (self.process, self.inherited) = (false, false);
         for entry in self.entries.values_mut() {

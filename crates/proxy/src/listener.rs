@@ -14,20 +14,18 @@ pub const fn mark(direction: Direction) -> u32 {
     }
 }
 
-/// A port of the node, for endpoints with the same requests in this direction. A change of one member does not affect
-/// others' connections.
+/// A port of the node, for endpoints with the same requests in this direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Listener {
-    /// TCP port, host byte order, not 0. Direct connections to it are closed: choose one that no server uses.
+    /// TCP port, host byte order, not 0, used by no server: direct connections are closed.
     pub port: u16,
-    /// Members are servers (ingress) or clients (egress).
+    /// Members are servers (ingress), clients (egress).
     pub direction: Direction,
     /// Allowed requests.
     pub requests: Arc<Requests>,
-    /// Addresses of endpoints; without any, a member has no connections. An address of two members belongs to the later
-    /// epoch.
+    /// Addresses; of two members, an address belongs to the later epoch.
     pub members: BTreeMap<Member, Vec<IpAddr>>,
-    /// Number of a member's connection restart, 0 if absent. A new number ends the member's connections.
+    /// A new number (absent: 0) ends the member's connections.
     pub rounds: BTreeMap<Member, u32>,
 }
 
@@ -44,7 +42,7 @@ impl Listener {
 pub struct Member {
     /// Endpoint id.
     pub id: u16,
-    /// Epoch: distinguishes endpoints with the same id.
+    /// Distinguishes endpoints with the same id.
     pub epoch: u64,
 }
 
@@ -54,7 +52,7 @@ impl fmt::Display for Member {
     }
 }
 
-/// Identity of a listener, in Envoy `egress-15001`.
+/// Identity of a listener; text `egress-15001`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ListenerKey {
     /// Ingress or egress.
@@ -79,7 +77,6 @@ impl FromStr for ListenerKey {
         let (direction, port) = match (text.strip_prefix("ingress-"), text.strip_prefix("egress-")) {
             (Some(port), _) => (Direction::Ingress, port),
             (_, Some(port)) => (Direction::Egress, port),
-            // Fails to parse as a number.
             (None, None) => (Direction::Ingress, ""),
         };
         Ok(Self { direction, port: port.parse()? })

@@ -1,4 +1,4 @@
-//! Parsers of Envoy's input without a socket, for the fuzz targets. Each accepts any bytes.
+//! Parsers of Envoy's input for the fuzz targets. Each accepts any bytes.
 
 use envoy_types::pb::{
     envoy::service::{
@@ -19,19 +19,19 @@ use crate::{
 
 pub use crate::xds::Variant;
 
-/// Records of an access log message; `None` if undecodable.
+/// Records of an access log message, if decodable.
 #[must_use]
 pub fn access_log(message: &[u8]) -> Option<Vec<Record>> {
     StreamAccessLogsMessage::decode(message).ok().map(records)
 }
 
-/// Envoy's forwarded counter; `None` if missing or undecodable.
+/// Envoy's forwarded counter, if decodable.
 #[must_use]
 pub fn counter(message: &[u8]) -> Option<u64> {
     forwarded::counter(&StreamMetricsMessage::decode(message).ok()?)
 }
 
-/// An Envoy's successive streams about listeners.
+/// Successive listener streams of an Envoy.
 #[derive(Debug)]
 pub struct Conversation {
     ledgers: Ledgers,
@@ -40,7 +40,7 @@ pub struct Conversation {
     streams: u64,
 }
 
-/// Parts of a response that a client needs.
+/// Parts of a response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Told {
     /// Resource type.
@@ -54,7 +54,7 @@ pub struct Told {
 }
 
 impl Conversation {
-    /// An Envoy at an empty server.
+    /// An Envoy and an empty server.
     #[must_use]
     pub fn new(variant: Variant) -> Self {
         let mut ledgers = Ledgers::new(1);
@@ -68,7 +68,7 @@ impl Conversation {
         (self.stream, self.variant) = (Stream::new(variant, self.streams), variant);
     }
 
-    /// Sets or removes a listener; returns the wait's number, `None` if Envoy has the content.
+    /// Sets or removes a listener; returns the wait's number, if any.
     pub fn want(&mut self, listener: &str, content: Option<u8>) -> Option<u64> {
         let resource = content.map(|content| Any { type_url: LISTENER_TYPE.to_owned(), value: vec![content] });
         let removal = resource.is_none();
@@ -79,7 +79,7 @@ impl Conversation {
         }
     }
 
-    /// Handles a request; returns the ended waits, `None` if undecodable.
+    /// Handles a decodable request; returns ended waits.
     ///
     /// # Errors
     /// Why the stream must end.
@@ -92,7 +92,7 @@ impl Conversation {
         Some(ended.map(numbers).map_err(|why| why.to_string()))
     }
 
-    /// The next response, and waits that ended without one.
+    /// Next response, and ended waits.
     pub fn response(&mut self) -> (Option<Told>, Vec<u64>) {
         let (response, ended) = self.stream.next_response(&mut self.ledgers);
         let told = response.map(|response| {
@@ -128,7 +128,7 @@ impl Conversation {
         self.ledgers.listeners.pending()
     }
 
-    /// Number of listeners whose last version Envoy lacks.
+    /// Number of unacknowledged listeners.
     #[must_use]
     pub fn outstanding(&self) -> usize {
         self.ledgers.listeners.unacknowledged().count()

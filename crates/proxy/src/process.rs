@@ -1,4 +1,4 @@
-//! Identity and end of a process, child or not.
+//! Identity and end of any process.
 
 use std::{fs, io, os::fd::OwnedFd};
 
@@ -22,7 +22,6 @@ impl ProcessId {
     }
 }
 
-/// Identified by its pidfd even after its end.
 #[derive(Debug)]
 pub(crate) struct Process {
     pub(crate) id: ProcessId,
@@ -34,7 +33,7 @@ impl Process {
         // rustix panics on a negative number in debug builds.
         let number = Pid::from_raw(pid.max(0)).ok_or_else(|| io::Error::from(io::ErrorKind::InvalidInput))?;
         let descriptor = pidfd_open(number, PidfdFlags::NONBLOCK)?;
-        // After the pidfd, which shows the end if the value is another process's.
+        // After the pidfd, which shows the end if the number was reused.
         let started = start_time(pid)?;
         // SAFETY: only the AsyncFd owns the descriptor, and it deregisters before closing.
         let descriptor = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) }?;
@@ -51,13 +50,12 @@ impl Process {
 
     /// Cancel safe.
     pub(crate) async fn ended(&self) -> io::Result<()> {
-        // A pidfd is readable after its process's end (pidfd_open(2)).
+        // Readable after the end (pidfd_open(2)).
         self.descriptor.readable().await.map(|mut guard| guard.retain_ready())
     }
 
     pub(crate) fn has_ended(&self) -> bool {
         let mut descriptors = [PollFd::new(self.descriptor.get_ref(), PollFlags::IN)];
-        // Fails only for lack of memory; the process then counts as alive.
         poll(&mut descriptors, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
@@ -76,7 +74,7 @@ fn means_none(error: &io::Error) -> bool {
         || matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::InvalidInput)
 }
 
-/// Field 22, counted from the end of field 2, which can contain any character.
+/// Field 22. Field 2, in parentheses, can contain any character.
 fn start_time(pid: i32) -> io::Result<u64> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat"))?;
     let (_, fields) = text.rsplit_once(')').ok_or(io::ErrorKind::InvalidData)?;

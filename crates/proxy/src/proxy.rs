@@ -29,9 +29,9 @@ use crate::{
     status::{Status, Supervised},
 };
 
-/// Envoy's wanted and actual state. Clones share it.
+/// Envoy's wanted and actual state, shared by clones.
 ///
-/// Call [`Proxy::serve`] after the listeners of an earlier run are set: Envoy drops listeners that are not.
+/// [`Proxy::serve`] must follow the listeners of an earlier run: Envoy drops others.
 #[derive(Debug, Clone)]
 pub struct Proxy {
     pub(crate) shared: Arc<Shared>,
@@ -41,7 +41,7 @@ pub struct Proxy {
 pub(crate) struct Shared {
     /// Never held across an await.
     state: Mutex<State>,
-    /// A watch holds one value, so a slow stream costs no memory.
+    /// One value: a slow stream costs no memory.
     pub(crate) changed: watch::Sender<()>,
     /// Wakes [`Proxy::answered`] and [`Watching::begun`].
     pub(crate) answered: watch::Sender<()>,
@@ -57,9 +57,9 @@ pub(crate) struct State {
     speakers: Speakers,
     waiting: HashMap<WaitId, oneshot::Sender<Result<(), WaitError>>>,
     pub(crate) process: Option<ProcessId>,
-    /// Names the process with listeners for the next agent.
+    /// File that names the process with listeners.
     pub(crate) told: Option<PathBuf>,
-    /// ADS streams with an accepted first request; `new_streams`: without one.
+    /// ADS streams after their first request; `new_streams`: before it.
     pub(crate) streams: usize,
     pub(crate) new_streams: usize,
     pub(crate) next_stream: u64,
@@ -73,7 +73,7 @@ pub(crate) struct State {
 }
 
 impl Proxy {
-    /// The proxy and its access log records. At most `records` (at least 1) are buffered ([`Status::records_lost`]).
+    /// The proxy and its records, of which at most `records` (at least 1) are buffered.
     #[must_use]
     pub fn new(records: usize) -> (Self, mpsc::Receiver<Record>) {
         let (sender, receiver) = mpsc::channel(records.max(1));
@@ -112,7 +112,7 @@ impl Proxy {
         (Self { shared: Arc::new(shared) }, receiver)
     }
 
-    /// Sets a listener; without members it closes every connection.
+    /// Sets a listener.
     pub fn ensure(&self, listener: Listener) -> Wait {
         let key = listener.key();
         if listener.port == 0 {
@@ -130,7 +130,7 @@ impl Proxy {
         self.set(state, key, Some(resource), addresses, removal)
     }
 
-    /// Removes a listener. An unknown one counts as removed: Envoy drops it when it connects.
+    /// Removes a listener; Envoy drops an unknown one when it connects.
     pub fn remove(&self, key: ListenerKey) -> Wait {
         let mut state = self.shared.lock();
         if state.listeners.remove(&key).is_some() {
@@ -139,7 +139,7 @@ impl Proxy {
         self.set(state, key, None, Vec::new(), true)
     }
 
-    /// Listeners whose last version Envoy lacks, with the reason of a refusal.
+    /// Unacknowledged listeners, with the reason if refused.
     #[must_use]
     pub fn unacknowledged(&self) -> BTreeMap<String, Option<String>> {
         let state = self.shared.lock();
@@ -147,13 +147,13 @@ impl Proxy {
         all.map(|(name, reason)| (name.to_owned(), reason.map(str::to_owned))).collect()
     }
 
-    /// Whether Envoy has yet to answer.
+    /// Whether an answer of Envoy is due.
     #[must_use]
     pub fn is_unanswered(&self) -> bool {
         self.shared.lock().ledgers.listeners.unacknowledged().any(|(_, refusal)| refusal.is_none())
     }
 
-    /// Resolves when Envoy has answered, or without Envoy. The caller sets a deadline.
+    /// Resolves when no answer is due, or without Envoy. The caller sets a deadline.
     pub async fn answered(&self) {
         let mut answered = self.shared.answered.subscribe();
         let is_outstanding = || {
@@ -170,7 +170,7 @@ impl Proxy {
         self.shared.lock().listeners.get(&key).cloned()
     }
 
-    /// Listeners that may serve this address, also for a removed member until Envoy acknowledges.
+    /// Listeners that may serve this address, until Envoy acknowledges its removal.
     #[must_use]
     pub fn speakers(&self, address: IpAddr) -> BTreeSet<ListenerKey> {
         let state = self.shared.lock();
@@ -178,8 +178,7 @@ impl Proxy {
         state.speakers.of(address.to_canonical(), accepted)
     }
 
-    /// Number of an Envoy with an earlier agent's listeners, until it has acknowledged all of this agent's: it may
-    /// serve any address.
+    /// Process number of an Envoy that may have an earlier agent's listeners, for any address.
     #[must_use]
     pub fn inherited(&self) -> Option<i32> {
         let state = self.shared.lock();
@@ -205,7 +204,7 @@ impl Proxy {
         }
     }
 
-    /// While the value lives, Envoy logs all requests.
+    /// Makes Envoy log all requests, until the value is dropped.
     pub fn watch(&self) -> Watching {
         self.shared.watchers(|watchers| watchers.saturating_add(1));
         Watching { shared: Arc::clone(&self.shared) }
@@ -244,7 +243,7 @@ impl Proxy {
 
 impl Shared {
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        // Tables are consistent after every step.
+        // Consistent after every step.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -274,7 +273,7 @@ impl Shared {
         state.refusals.process_began(process.id);
         drop(state);
         self.process.send_replace(Some(process));
-        // Ends the previous process's streams.
+        // Ends streams of the previous process.
         self.changed.send_replace(());
     }
 
@@ -292,7 +291,6 @@ impl Shared {
         self.answered.send_replace(());
     }
 
-    /// Cancels all waits.
     pub(crate) fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -325,7 +323,6 @@ impl State {
     pub(crate) fn tell(&mut self, ended: Ended) {
         for (id, result) in ended {
             if let Some(sender) = self.waiting.remove(&id) {
-                // Fails only if the wait was just dropped.
                 drop(sender.send(result));
             }
         }
@@ -340,7 +337,7 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// Resolves when Envoy has the log setting, or without Envoy. The caller sets a deadline.
+    /// Resolves when Envoy logs all requests, or without Envoy. The caller sets a deadline.
     pub async fn begun(&self) {
         let mut answered = self.shared.answered.subscribe();
         let is_outstanding = || {
@@ -366,7 +363,7 @@ fn has_no_more(listener: &Listener, before: &Listener) -> bool {
         })
 }
 
-/// Microseconds since boot: unique per server, and no Envoy outlives the boot.
+/// Microseconds since boot: unique among the servers of an Envoy.
 fn first_version() -> u64 {
     clock_gettime(ClockId::CLOCK_BOOTTIME)
         .map(|time| u64::try_from(Duration::from(time).as_micros()).unwrap_or(u64::MAX / 2))
@@ -374,8 +371,8 @@ fn first_version() -> u64 {
         .max(1)
 }
 
-/// Resolves when Envoy answers this or a later change of the listener, or the server ends; Envoy's end resolves
-/// removals. Dropping it does not undo the change.
+/// Resolves when Envoy answers this or a later change of the listener, or the server ends; a removal, also when Envoy
+/// ends. Dropping it keeps the change.
 #[derive(Debug)]
 #[must_use = "the change is made, but nobody learns whether Envoy has it"]
 pub struct Wait {
@@ -394,7 +391,7 @@ impl Wait {
         Self { listener, end: End::Over(Some(result)) }
     }
 
-    /// Sets a deadline.
+    /// Waits with a deadline.
     ///
     /// # Errors
     /// Refused, cancelled, or timed out.
@@ -414,7 +411,6 @@ impl Future for Wait {
         let this = self.get_mut();
         let cancelled = || WaitError::Cancelled { listener: this.listener.to_string() };
         match &mut this.end {
-            // After completion, polling returns a cancellation.
             End::Over(result) => Poll::Ready(result.take().unwrap_or_else(|| Err(cancelled()))),
             End::Pending { receiver, .. } => match Pin::new(receiver).poll(context) {
                 Poll::Pending => Poll::Pending,

@@ -1,4 +1,4 @@
-//! Access log records (ALS) of requests and connections.
+//! Access log records (ALS).
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -25,20 +25,20 @@ use crate::{
 /// Bytes of a text from a client.
 const MAX_TEXT: usize = 2048;
 
-/// An HTTP request, or an encrypted TLS connection.
+/// An HTTP request or TLS connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Record {
     /// Listener of the connection.
     pub listener: ListenerKey,
-    /// Endpoint whose policy applied.
+    /// Endpoint with the policy.
     pub member: Member,
     /// Start.
     pub at: SystemTime,
-    /// Time up to the end of the response or connection.
+    /// Time to the end.
     pub duration: Option<Duration>,
     /// Client address.
     pub source: Option<SocketAddr>,
-    /// Destination that the client chose.
+    /// The client's destination.
     pub destination: Option<SocketAddr>,
     /// Connected server; `None` without connection.
     pub server: Option<SocketAddr>,
@@ -46,7 +46,7 @@ pub struct Record {
     pub verdict: Verdict,
     /// Request or connection.
     pub content: Content,
-    /// Whether Envoy's counter ([`Status::forwarded`](crate::Status::forwarded)) includes it.
+    /// Whether [`Status::forwarded`](crate::Status::forwarded) includes it.
     pub is_counted: bool,
     /// Envoy's response flags (`UF`, `UC`, `NC`), comma-separated.
     pub flags: String,
@@ -74,19 +74,19 @@ pub enum Content {
         method: String,
         /// Normalized path with query.
         path: String,
-        /// With port if the request has one.
+        /// With port if present.
         host: String,
         /// Response status; 0 for none.
         status: u16,
     },
     /// A TLS connection.
     Tls {
-        /// Server name of the handshake, or empty.
+        /// Server name, or empty.
         server_name: String,
     },
 }
 
-/// Drops entries without member: they are not from Wharf's listeners.
+/// Drops entries without member, of other listeners.
 pub(crate) fn records(message: StreamAccessLogsMessage) -> Vec<Record> {
     match message.log_entries {
         Some(LogEntries::HttpLogs(logs)) => logs.log_entry.into_iter().filter_map(http).collect(),
@@ -98,7 +98,7 @@ pub(crate) fn records(message: StreamAccessLogsMessage) -> Vec<Record> {
 fn http(entry: HttpAccessLogEntry) -> Option<Record> {
     let common = entry.common_properties?;
     let (request, response) = (entry.request.unwrap_or_default(), entry.response.unwrap_or_default());
-    // The second value comes from listeners of an earlier agent.
+    // The second is of an earlier agent's listeners.
     let denied = ["direct_response", "rbac_access_denied"];
     let verdict = if denied.iter().any(|details| response.response_code_details.starts_with(details)) {
         Verdict::Denied

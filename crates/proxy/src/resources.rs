@@ -1,14 +1,13 @@
-//! Envoy resources of listeners, and the cluster for upstream connections. Filter chains of a listener:
+//! Envoy resources. Filter chains of a listener:
 //!
 //! | chain | matches | does |
 //! |---|---|---|
-//! | `self` | connections to the listener's own port | closes them: they would loop |
-//! | `http-MEMBER` | the member's connections without TLS | HTTP, each request checked |
-//! | `tls-MEMBER` | the member's TLS handshakes for allowed names | passes bytes on |
-//! | `denied-MEMBER` | the member's other TLS handshakes | closes and logs them |
+//! | `self` | connections to the listener's own port | closes: they would loop |
+//! | `http-MEMBER` | connections without TLS | checks each HTTP request |
+//! | `tls-MEMBER` | TLS handshakes for allowed names | forwards |
+//! | `denied-MEMBER` | other TLS handshakes | closes and logs |
 //!
-//! Other connections are closed. Routes (the request rules) are inline, because an acknowledged listener could lack a
-//! separate resource (RDS).
+//! Other connections are closed. Routes are inline: an acknowledged listener could lack a separate resource (RDS).
 
 mod access_log;
 mod cluster;
@@ -30,7 +29,7 @@ use prost::{Message, Name};
 
 pub(crate) type Resource = Any;
 
-/// Deterministic, because Envoy compares listeners by content.
+/// Deterministic: Envoy compares listeners by content.
 pub(crate) fn pack<M: Message + Name>(message: &M) -> Any {
     Any { type_url: M::type_url(), value: message.encode_to_vec() }
 }

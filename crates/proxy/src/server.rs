@@ -1,4 +1,4 @@
-//! gRPC server for Envoy: ADS in both variants, access logs, metrics.
+//! gRPC server: ADS, access logs, metrics.
 
 use std::{convert::Infallible, future::Future, pin::Pin, sync::Arc, time::Duration};
 
@@ -34,23 +34,22 @@ use crate::{
     shares, xds,
 };
 
-/// Bytes. The largest request is the first, with a name and version per listener.
+/// Bytes: a name and version per listener.
 const MAX_REQUEST: usize = 1 << 20;
-/// Bytes: Envoy's buffer (16 KiB) plus an entry with up to 60 KiB of headers, some twice.
+/// Bytes: 16 KiB of buffer, and an entry with 60 KiB of headers, some twice.
 const MAX_LOGS: usize = 1 << 18;
 /// Bytes: some hundred counters of 100 bytes.
 const MAX_COUNTERS: usize = 1 << 20;
 /// Per connection. Envoy's main thread has ADS and metrics, each worker access logs.
 const MAX_STREAMS: u32 = 16;
-/// One, plus streams of ending Envoys; as many can wait for their first request.
+/// One, and streams of ending Envoys; as many without a first request.
 const MAX_ADS_STREAMS: usize = 8;
-/// Until a stream's first request, or an access log's Envoy is known.
+/// Maximum wait for the first request of a stream, and of an access log's Envoy.
 const FIRST: Duration = Duration::from_secs(5);
 
-/// Detects a hanging Envoy.
 const PING: Duration = Duration::from_secs(5);
 
-/// A peer that does not read would keep its stream open.
+/// Time for open streams to end: a peer may not read.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Failure of the server.
@@ -59,13 +58,12 @@ const GRACE: Duration = Duration::from_secs(1);
 pub struct ServeError(#[from] tonic::transport::Error);
 
 impl Proxy {
-    /// Serves only an Envoy that [`Envoy::supervise`](crate::Envoy::supervise) manages. Call it before
-    /// [`Proxy::serve`].
+    /// Serves only an Envoy of [`Envoy::supervise`](crate::Envoy::supervise). Precedes [`Proxy::serve`].
     pub fn serve_only_supervised(&self) {
         self.shared.lock().supervised.only_supervised = true;
     }
 
-    /// Serves Envoy until `shutdown` resolves, at most 1 s longer. Then all waits are cancelled.
+    /// Serves Envoy until at most 1 s after `shutdown` resolves, then cancels all waits.
     ///
     /// # Errors
     /// The socket failed.
@@ -86,7 +84,7 @@ impl Proxy {
             .add_service(counters)
             .serve_with_incoming_shutdown(incoming(socket), async move {
                 shutdown.await;
-                // First, because the server waits for the streams.
+                // The server waits for the streams.
                 closing.send_replace(true);
             });
         tokio::select! {
@@ -95,7 +93,7 @@ impl Proxy {
                 drop(closed_long_ago.wait_for(|closing| *closing).await);
                 tokio::time::sleep(GRACE).await;
             } => Ok(()),
-            // Ends only with the proxy, which `self` keeps alive.
+            // Never ends while `self` exists.
             () = watch_process(&self.shared) => Ok(()),
         }
     }
@@ -105,7 +103,6 @@ fn incoming(socket: Socket) -> impl Stream<Item = Result<Connection, Infallible>
     futures::stream::unfold(socket, |mut socket| async { Some((Ok(socket.accept().await), socket)) })
 }
 
-/// Also when the server is dropped.
 struct Closes<'a>(&'a Shared);
 
 impl Drop for Closes<'_> {
@@ -125,7 +122,6 @@ async fn watch_process(shared: &Shared) {
             }
         };
         tokio::select! {
-            // The sender outlives this function.
             _ = processes.changed() => {}
             result = ended => {
                 match result {
@@ -269,7 +265,6 @@ fn peer<Q>(request: &Request<Q>) -> Result<Process, Status> {
     Process::open(pid).map_err(|error| Status::unavailable(format!("look at process {pid}: {error}")))
 }
 
-/// New until its first request is accepted.
 struct Open {
     shared: Arc<Shared>,
     is_served: bool,
@@ -309,13 +304,12 @@ impl Drop for Open {
     }
 }
 
-/// Dropped with its reader when Envoy disconnects.
 struct Session<Q> {
     open: Open,
     stream: xds::Stream,
     requests: Streaming<Q>,
     id: ProcessId,
-    /// Recorded for the next agent, or recording failed.
+    /// Recorded for the next agent.
     noted: bool,
     /// `None` once the first request identified the node.
     process: Option<Process>,
@@ -328,14 +322,13 @@ struct Session<Q> {
 impl<Q> Session<Q> {
     async fn next(&mut self) -> Result<Option<xds::Response>, Status> {
         loop {
-            // Before reading the tables, so that a later change wakes the stream.
+            // Before reading the tables: a later change wakes the stream.
             self.changed.mark_unchanged();
             if let Some(response) = self.due()? {
                 return Ok(Some(response));
             }
             let request = tokio::select! {
                 _ = self.closing.wait_for(|closing| *closing) => return Ok(None),
-                // The sender lives as long as `open`.
                 _ = self.changed.changed() => continue,
                 () = tokio::time::sleep_until(self.first_until), if self.process.is_some() => {
                     return Err(Status::deadline_exceeded(format!("no request within {FIRST:?}")));
@@ -363,7 +356,7 @@ impl<Q> Session<Q> {
         let tells = |response: &xds::Response| response.type_url == LISTENER_TYPE && !response.resources.is_empty();
         if response.as_ref().is_some_and(tells) && !self.noted {
             self.noted = true;
-            // Before sending: a later agent must know that this process can have listeners.
+            // Before sending: the next agent must know that this process can have listeners.
             if let Some(Err(error)) = told.map(|path| directory::note(&path, self.id)) {
                 let pid = self.id.pid;
                 tracing::warn!(%error, pid, "after a restart of the agent, addresses are given out again without a look at this Envoy");
@@ -405,7 +398,7 @@ impl<Q> Session<Q> {
 }
 
 fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result<(), Status> {
-    // An unrecorded Envoy would keep a listener's port from the served one.
+    // Another Envoy would hold listener ports.
     match state.supervised.running {
         Some(expected) if expected != (ProcessId { pid, started }) => {
             let expected = expected.pid;
@@ -417,7 +410,7 @@ fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result
         }
         _ => {}
     }
-    // Otherwise two unsupervised Envoys would replace each other forever.
+    // Two unsupervised Envoys must not replace each other forever.
     match state.process {
         Some(served) if (started, pid) < (served.started, served.pid) => {
             Err(Status::permission_denied(format!("process {} is served, which began after {pid}", served.pid)))
@@ -426,7 +419,7 @@ fn may_be_served(state: &State, ProcessId { pid, started }: ProcessId) -> Result
     }
 }
 
-/// Acknowledgements of an ended or replaced Envoy do not count.
+/// Answers of a replaced Envoy do not count.
 fn must_be_served(state: &State, id: ProcessId) -> Result<(), Status> {
     if state.process == Some(id) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Limits of Envoy's connections. Envoy counts a connection for pool and listener on accept, and for the endpoint when
-//! its first bytes select a filter chain. A silent connection belongs to no endpoint, so listeners have limits too.
+//! Limits of Envoy's connections. Envoy counts a connection for pool and listener on accept, for the endpoint after the
+//! first bytes: listeners have limits because of silent connections.
 
 use std::{
     collections::BTreeMap,
@@ -14,18 +14,17 @@ use crate::{
     process::ProcessId,
 };
 
-/// File descriptors reserved for other uses.
+/// Descriptors for other uses.
 const OWN_FILES: u64 = 512;
 /// Under Envoy's heap limit ([`crate::bootstrap`]).
 const MOST: u64 = 32_512;
-/// Endpoints (listeners, clients) that can exhaust their share before the pool is empty.
+/// Number of endpoint (listener, client) shares in the pool.
 const ENDPOINTS: u64 = 16;
 const LISTENERS: u64 = 4;
 const CLIENTS: u64 = 32;
-/// A share counts as exhausted for this time after a refusal.
+/// Time after a refusal in which a share counts as exhausted.
 const SHOWN: Duration = Duration::from_secs(60);
 
-/// Suffixes of the counters that this module reads.
 pub(crate) const COUNTERS: [&str; 3] = [OF_ENDPOINT.1, OF_LISTENER.1, OF_ALL.1];
 const OF_ENDPOINT: (&str, &str) = ("connection_limit.", ".limited_connections");
 const OF_LISTENER: (&str, &str) = ("listener.", ".downstream_cx_overflow");
@@ -40,15 +39,15 @@ pub struct Connections {
     pub of_listener: u64,
     /// Per endpoint at a listener, for HTTP and for TLS.
     pub of_endpoint: u64,
-    /// Per client at all listeners, so that no client exhausts a server's share. Enforced by the BPF programs.
+    /// Per client at all listeners, enforced by the BPF programs.
     pub of_client: u64,
 }
 
 impl Connections {
-    /// Limit of open files from which [`Self::all`] grows no more.
+    /// Limit of open files at which [`Self::all`] is maximal.
     pub const MOST_FILES: u64 = OWN_FILES + 2 * MOST;
 
-    /// The limit of open files makes the shares small.
+    /// Whether the limit of open files reduces the shares.
     #[must_use]
     pub const fn are_few(&self) -> bool {
         self.all < MOST
@@ -61,10 +60,10 @@ impl Connections {
         Self { all, of_listener: part(LISTENERS), of_endpoint: part(ENDPOINTS), of_client: part(CLIENTS) }
     }
 
-    /// Limits from this process's descriptor limit.
+    /// Limits for this process's descriptors.
     #[must_use]
     pub fn here() -> Self {
-        // If unreadable, the smallest usual limit.
+        // 1,024: the smallest usual limit.
         Self::of(getrlimit(Resource::RLIMIT_NOFILE).map_or(1024, |(_, most)| most))
     }
 }
@@ -72,18 +71,18 @@ impl Connections {
 /// A part of Envoy's connections.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Share {
-    /// The whole pool; this listener refused a connection.
+    /// The pool; this listener refused.
     All(ListenerKey),
     /// A listener's connections.
     Listener(ListenerKey),
-    /// An endpoint's connections at a listener.
+    /// An endpoint at a listener.
     Endpoint(ListenerKey, Member),
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct Refusals {
     counts: BTreeMap<Share, Refused>,
-    /// Envoy is older than this server: its first values are old refusals.
+    /// Envoy precedes this server: its first values are old.
     inherited: bool,
 }
 
@@ -99,7 +98,6 @@ impl Refusals {
         (self.inherited, self.counts) = (!is_new, BTreeMap::new());
     }
 
-    /// A missing counter belonged to a removed object.
     pub(crate) fn on_counters(&mut self, counters: BTreeMap<Share, u64>, now: Instant) {
         let inherited = std::mem::take(&mut self.inherited);
         let counts = std::mem::take(&mut self.counts);
@@ -112,7 +110,6 @@ impl Refusals {
         self.counts = counters.into_iter().map(refused).collect();
     }
 
-    /// Exhausted shares, with refused connections.
     pub(crate) fn spent(&self, now: Instant) -> BTreeMap<Share, u64> {
         let is_spent = |refused: &Refused| refused.at.is_some_and(|at| now.saturating_duration_since(at) < SHOWN);
         self.counts.iter().filter(|(_, refused)| is_spent(refused)).map(|(share, r)| (*share, r.count)).collect()

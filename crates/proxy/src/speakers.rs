@@ -7,7 +7,7 @@ use std::{
 
 use crate::{ledger::Version, listener::ListenerKey};
 
-/// Last version with each address. Versions from the last acknowledged one on can be in force.
+/// Last version with each address. All since the last acknowledged one can be in force.
 #[derive(Debug, Default)]
 pub(crate) struct Speakers {
     listeners: BTreeMap<ListenerKey, BTreeMap<IpAddr, Version>>,

@@ -1,4 +1,4 @@
-//! Status of the proxy and of Envoy.
+//! Status of proxy and Envoy.
 
 use std::{collections::BTreeMap, time::SystemTime};
 
@@ -14,13 +14,13 @@ pub struct Status {
     pub state: EnvoyState,
     /// Last change of state.
     pub since: SystemTime,
-    /// Envoy's version, once connected.
+    /// Version of a connected Envoy.
     pub version: Option<String>,
-    /// Envoy's process number, while Envoy runs.
+    /// Process number of a running Envoy.
     pub pid: Option<i32>,
     /// Restarts by this agent.
     pub restarts: u64,
-    /// Cause of Envoy's last end or failed start.
+    /// Envoy's last end or failed start.
     pub last_error: Option<String>,
     /// Served xDS streams.
     pub connected_streams: usize,
@@ -28,16 +28,15 @@ pub struct Status {
     pub pending_waits: usize,
     /// Configured listeners.
     pub listeners: usize,
-    /// Refused resources without a later version, with the reason.
+    /// Refused resources, with the reason.
     pub refused: BTreeMap<String, String>,
-    /// Dropped because the receiver was too slow.
+    /// Records lost to a slow receiver.
     pub records_lost: u64,
-    /// Requests and TLS connections that Envoy counted as forwarded
-    /// ([`Record::is_counted`](crate::Record::is_counted)), once a second.
+    /// Forwarded requests and TLS connections, updated once a second.
     pub forwarded: u64,
     /// Limits of Envoy's connections.
     pub connections: Connections,
-    /// Shares exhausted within the last minute, with all refused connections.
+    /// Shares exhausted within a minute, with refused connections.
     pub spent: BTreeMap<Share, u64>,
 }
 
@@ -74,7 +73,7 @@ impl Default for Supervised {
 
 impl Supervised {
     pub(crate) fn status(&self, streams: usize, process: Option<ProcessId>, version: Option<String>) -> Status {
-        // An unsupervised Envoy shows only by its streams.
+        // An unsupervised Envoy is known only by its streams.
         let state = match (self.running, self.waiting) {
             _ if streams > 0 => EnvoyState::Serving,
             (Some(_), _) => EnvoyState::Starting,

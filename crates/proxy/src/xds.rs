@@ -1,5 +1,4 @@
-//! The xDS protocol without transport: state of the world (SotW), where a response holds all resources of a type, and
-//! incremental (delta). The agent's Envoy uses delta.
+//! The xDS protocol without transport, in both variants.
 
 #[cfg(test)]
 mod model_tests;

@@ -1,5 +1,4 @@
-//! Commands in a sandbox: in its network namespace, and in a new mount namespace with its `/sys` and
-//! `/etc/resolv.conf`.
+//! Commands in a sandbox: in its network namespace, and a mount namespace with its `/sys` and `/etc/resolv.conf`.
 
 use std::{
     ffi::OsString,
@@ -37,7 +36,7 @@ use crate::{
 const SYS: &str = "/sys";
 const RESOLV_CONF: &str = "/etc/resolv.conf";
 
-/// A command to run in a sandbox.
+/// A command for a sandbox.
 #[derive(Debug, Clone)]
 pub struct Launch {
     /// Program.
@@ -53,11 +52,11 @@ pub struct Launch {
 pub enum Output {
     /// Inherited from this process.
     Inherited,
-    /// No input; output inherited.
+    /// No input; inherited output.
     NoInput,
-    /// The command's end of a terminal, the controlling terminal of a new session.
+    /// The command's end of a terminal, its controlling terminal.
     Terminal(Arc<OwnedFd>),
-    /// No input; output appended to this file, or discarded. The command outlives this process.
+    /// No input; output appended to a file, or discarded. The command outlives this process.
     Detached(Option<PathBuf>),
 }
 
@@ -68,7 +67,7 @@ pub struct Started {
     descriptor: OwnedFd,
 }
 
-/// Signals through a pidfd, which never reach a process that reuses the pid.
+/// Signals through a pidfd, never to a process that reuses the pid.
 #[derive(Debug)]
 pub struct Handle(OwnedFd);
 
@@ -80,23 +79,17 @@ impl Started {
     }
 
     /// A handle for signals.
-    ///
-    /// # Errors
-    /// The descriptor cannot be duplicated.
     pub fn handle(&self) -> io::Result<Handle> {
         self.descriptor.try_clone().map(Handle)
     }
 
     pub(crate) fn end(mut self) {
-        // Both calls fail only after the command has ended.
+        // Both calls fail only after the command's end.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// Exit status, or 128 plus the signal that ended the command.
-    ///
-    /// # Errors
-    /// The kernel rejects the wait.
+    /// Exit status, or 128 plus the ending signal.
     pub fn wait(mut self) -> io::Result<u8> {
         let status = self.child.wait()?;
         let number = status.code().or_else(|| status.signal().map(|signal| 128 + signal));
@@ -111,10 +104,10 @@ impl AsFd for Handle {
 }
 
 impl Handle {
-    /// Sends a signal by number; no effect on an ended command.
+    /// Sends a signal. An ended command is no error.
     ///
     /// # Errors
-    /// No such signal, or the kernel rejects the call.
+    /// The number is no signal, or the kernel rejects the call.
     pub fn signal(&self, number: i32) -> io::Result<()> {
         let signal = Signal::from_named_raw(number).ok_or(io::ErrorKind::InvalidInput)?;
         match pidfd_send_signal(&self.0, signal) {
@@ -170,7 +163,7 @@ pub(crate) fn start(
             unsafe { command.pre_exec(leave) };
         }
     }
-    // The child inherits the namespaces of the thread that starts it.
+    // The child inherits the thread's namespaces.
     on_thread(|| {
         enter(name, namespace, dns)?;
         command.spawn().and_then(started).map_err(|source| SandboxError::Start {
@@ -191,7 +184,7 @@ fn enter(name: &SandboxName, namespace: &File, dns: Option<&str>) -> Result<(), 
     let sys = Path::new(SYS);
     setns(namespace, CloneFlags::CLONE_NEWNET).map_err(errno("enter network namespace of", name.as_ref()))?;
     unshare(CloneFlags::CLONE_NEWNS).map_err(errno("make mount namespace for", name.as_ref()))?;
-    // Unmounts on the node propagate here, mounts made here not to the node.
+    // Mounts propagate from the node, but not to it.
     mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_SLAVE, None::<&str>)
         .map_err(errno("make slaves of the mounts below", Path::new("/")))?;
     if let Some(text) = dns {
@@ -207,10 +200,10 @@ fn enter(name: &SandboxName, namespace: &File, dns: Option<&str>) -> Result<(), 
     mount(Some("wharf-sandbox"), sys, Some("sysfs"), flags, None::<&str>).map_err(errno("mount sysfs on", sys))
 }
 
-/// In this mount namespace. Only the bind mount keeps the file's tmpfs alive, so no cleanup is needed.
+/// The bind mount alone keeps the tmpfs alive, so no cleanup is needed.
 fn resolve_by(text: &str) -> Result<(), SandboxError> {
     let (sys, target) = (Path::new(SYS), Path::new(RESOLV_CONF));
-    // `/sys` always exists; a new sysfs covers the tmpfs afterwards.
+    // `/sys` always exists, and a sysfs later covers the tmpfs.
     mount(Some("wharf-sandbox"), sys, Some("tmpfs"), MsFlags::MS_NOSUID | MsFlags::MS_NODEV, Some("mode=0755"))
         .map_err(errno("mount tmpfs on", sys))?;
     let file = sys.join("resolv.conf");
@@ -219,7 +212,7 @@ fn resolve_by(text: &str) -> Result<(), SandboxError> {
     umount2(sys, MntFlags::MNT_DETACH).map_err(errno("unmount", sys))
 }
 
-/// resolv.conf(5) from a CNI result, without words that no resolver accepts; `None` without a server.
+/// resolv.conf(5) from a CNI result, without invalid words; `None` without a server.
 #[must_use]
 pub fn resolv_conf(result: &Value) -> Option<String> {
     let dns = result.get("dns")?;
@@ -233,7 +226,7 @@ pub fn resolv_conf(result: &Value) -> Option<String> {
     }
     let mut out: String = servers.iter().map(|server| format!("nameserver {server}\n")).collect();
     let (search, domain) = (texts("search"), dns.get("domain").and_then(Value::as_str).filter(|text| is_word(text)));
-    // `search` and `domain` are mutually exclusive; the last one would win.
+    // `search` and `domain` are exclusive; the last one would win.
     match (search.is_empty(), domain) {
         (false, _) => out.push_str(&format!("search {}\n", search.join(" "))),
         (true, Some(domain)) => out.push_str(&format!("domain {domain}\n")),
@@ -251,7 +244,7 @@ fn is_word(text: &str) -> bool {
 }
 
 impl SandboxError {
-    /// Exit status of a failed start, as in shells: 127 if the program does not exist, 126 if it cannot be executed.
+    /// Exit status of a failed start, as in shells: 127 for a missing program, else 126.
     #[must_use]
     pub fn start_status(&self) -> Option<u8> {
         match self {

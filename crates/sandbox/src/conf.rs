@@ -17,7 +17,6 @@ use crate::record::Attachment;
 const VERSIONS: [&str; 5] = ["0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 const MAX_BYTES: u64 = 1 << 20;
 
-/// A network configuration list.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Network {
     pub(crate) name: NetworkName,
@@ -30,13 +29,13 @@ pub(crate) struct Network {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Wishes<'a> {
     pub(crate) labels: Option<&'a BTreeMap<String, String>>,
-    /// In the form of the capability `portMappings`.
+    /// As capability `portMappings`.
     pub(crate) ports: &'a [Value],
     pub(crate) ips: &'a [IpAddr],
     pub(crate) mac: Option<&'a str>,
 }
 
-/// Why a network cannot be used.
+/// Why a network is unusable.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfError {
     /// The directory cannot be listed.
@@ -47,7 +46,7 @@ pub enum ConfError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The directory has no network configuration.
+    /// No configuration exists.
     #[error("choose a network: {} holds no network configuration", directory.display())]
     Nothing {
         /// The directory.
@@ -58,7 +57,7 @@ pub enum ConfError {
     File {
         /// The file.
         file: PathBuf,
-        /// The rule.
+        /// Broken rule.
         why: String,
     },
     /// No configuration has the name.
@@ -71,7 +70,7 @@ pub enum ConfError {
         /// The configured networks.
         known: String,
     },
-    /// No plugin of the network supports the option.
+    /// No plugin supports the option.
     #[error("network {network}: no plugin of {} has the capability {capability}, which {option} needs", file.display())]
     Capability {
         /// The network.
@@ -103,7 +102,7 @@ impl ConfError {
 /// Plugin types in execution order; `is_list` for a `*.conflist`.
 ///
 /// # Errors
-/// Why the configuration cannot be used for a sandbox.
+/// The configuration is unusable.
 pub fn plugin_types(text: &[u8], is_list: bool) -> Result<Vec<String>, String> {
     let network = Network::parse(Path::new(""), text, is_list)?;
     let types = network.plugins.iter().filter_map(|plugin| plugin.get("type")?.as_str().map(str::to_owned));
@@ -111,7 +110,7 @@ pub fn plugin_types(text: &[u8], is_list: bool) -> Result<Vec<String>, String> {
 }
 
 impl Network {
-    /// Without a name, the first in the directory, as runtimes choose it.
+    /// Without a name, the directory's first, as runtimes choose.
     pub(crate) fn find(directory: &Path, name: Option<&NetworkName>) -> Result<Self, ConfError> {
         let files = files(directory)?;
         let Some(name) = name else {
@@ -169,7 +168,6 @@ impl Network {
         Ok(Self { name, file: file.to_owned(), version, check, plugins })
     }
 
-    /// Not yet added.
     pub(crate) fn attachment(&self, ifname: IfName, wishes: &Wishes<'_>) -> Result<Attachment, ConfError> {
         let (capabilities, cni_args) = self.arguments(wishes)?;
         let plugins = self.plugins.iter().map(|plugin| self.execution(plugin, &capabilities, wishes)).collect();
@@ -184,7 +182,7 @@ impl Network {
         })
     }
 
-    /// Capability arguments and `CNI_ARGS`. Addresses without a capable plugin go into `CNI_ARGS`, where IPAM plugins
+    /// Capability arguments and `CNI_ARGS`. Addresses without a capable plugin go into `CNI_ARGS`, for IPAM plugins and
     /// and `tuning` read them.
     fn arguments(&self, wishes: &Wishes<'_>) -> Result<(Map<String, Value>, String), ConfError> {
         let (mut capabilities, mut cni_args) = (Map::new(), vec!["IgnoreUnknown=1".to_owned()]);
@@ -257,7 +255,7 @@ fn declares(plugin: &Map<String, Value>, capability: &str) -> bool {
     plugin.get("capabilities").and_then(|c| c.get(capability)?.as_bool()).unwrap_or_default()
 }
 
-/// The newest version that both the list and this crate support.
+/// The newest common version.
 fn version(document: &Map<String, Value>) -> Result<String, String> {
     let one = document.get("cniVersion").and_then(Value::as_str);
     let more = document.get("cniVersions").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str);

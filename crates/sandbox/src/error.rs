@@ -7,10 +7,10 @@ use std::{
 
 use crate::{conf::ConfError, name::SandboxName, plugin::PluginError, store::LOCK_PATIENCE, view::State};
 
-/// Failure of an operation on a sandbox.
+/// Failure of an operation.
 #[derive(Debug, thiserror::Error)]
 pub enum SandboxError {
-    /// A sandbox with the name exists.
+    /// The sandbox exists.
     #[error("create sandbox {name}: it exists, and is {state}")]
     Exists {
         /// The name.
@@ -18,7 +18,7 @@ pub enum SandboxError {
         /// Its state.
         state: State,
     },
-    /// A foreign file has the namespace's path.
+    /// Another file has the namespace's path.
     #[error("create sandbox {name}: {} is there and belongs to no sandbox", path.display())]
     NamespaceTaken {
         /// The name.
@@ -34,7 +34,7 @@ pub enum SandboxError {
         /// The name.
         name: SandboxName,
     },
-    /// The sandbox's state does not allow the operation.
+    /// The state forbids the operation.
     #[error("{operation} sandbox {name}: it is {state}")]
     NotReady {
         /// Operation.
@@ -44,7 +44,7 @@ pub enum SandboxError {
         /// Its state.
         state: State,
     },
-    /// Another process holds the sandbox's lock.
+    /// Another process holds the lock.
     #[error("sandbox {name}: process {holder}, or a plugin that it started, still works on it after {} s", LOCK_PATIENCE.as_secs())]
     Busy {
         /// The name.
@@ -52,14 +52,14 @@ pub enum SandboxError {
         /// The process.
         holder: String,
     },
-    /// The record cannot be used.
+    /// The record is unusable.
     #[error("sandbox {name}: its record {} cannot be used: {why}", path.display())]
     Damaged {
         /// The name.
         name: SandboxName,
         /// Path of the record.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         why: String,
     },
     /// Other users could change records.
@@ -67,22 +67,22 @@ pub enum SandboxError {
     UnsafeDirectory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// Cause.
         why: String,
     },
-    /// A directory is at the path of a sandbox's file.
+    /// A directory has the path of a sandbox's file.
     #[error("remove {}: it is a directory, which no sandbox made", path.display())]
     Directory {
         /// The directory.
         path: PathBuf,
     },
-    /// A network's configuration cannot be used.
+    /// Unusable network configuration.
     #[error("{0}")]
     Conf(#[from] ConfError),
     /// A plugin failed.
     #[error("{0}")]
     Plugin(#[from] Box<PluginError>),
-    /// A system call failed.
+    /// Failed system call.
     #[error("{operation} {}: {source}", path.display())]
     Io {
         /// Operation.
@@ -92,7 +92,7 @@ pub enum SandboxError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// A foreign object has the namespace's path, and must not be removed.
+    /// Another object has the namespace's path, and stays.
     #[error("remove network namespace {}: {what} is there, which this sandbox did not make", path.display())]
     Foreign {
         /// The path.
@@ -100,7 +100,7 @@ pub enum SandboxError {
         /// The object.
         what: &'static str,
     },
-    /// Processes of the sandbox did not end.
+    /// Processes did not end.
     #[error("stop sandbox {name}: processes have not ended after SIGKILL: {pids}")]
     Unkillable {
         /// The name.
@@ -108,7 +108,7 @@ pub enum SandboxError {
         /// Their process ids.
         pids: String,
     },
-    /// The stopping command runs inside the sandbox.
+    /// The command runs inside the sandbox.
     #[error("stop sandbox {name}: this command runs inside its network namespace")]
     Inside {
         /// The name.
@@ -124,19 +124,19 @@ pub enum SandboxError {
         /// The kernel's error.
         source: io::Error,
     },
-    /// A create or start failed, and so did its rollback.
+    /// A create or start and its rollback failed.
     #[error("{cause}; what was made could not be taken back: {undo}")]
     Undo {
         /// The name.
         name: SandboxName,
-        /// The command that resumes the rollback.
+        /// Command that resumes the rollback.
         verb: &'static str,
         /// The first failure.
         cause: Box<SandboxError>,
         /// The rollback's failure.
         undo: Box<SandboxError>,
     },
-    /// Several independent steps failed.
+    /// Several steps failed.
     #[error("{}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Several(Vec<SandboxError>),
 }
@@ -188,7 +188,6 @@ impl SandboxError {
         })
     }
 
-    /// Ok without errors.
     pub(crate) fn all(mut errors: Vec<Self>) -> Result<(), Self> {
         match errors.len() {
             0 => Ok(()),

@@ -13,10 +13,10 @@ use crate::{
 };
 
 impl Sandboxes {
-    /// Starts a command in a sandbox.
+    /// Starts a command.
     ///
     /// # Errors
-    /// The sandbox does not exist or is not ready, or the command cannot be started.
+    /// The sandbox is unknown or not ready, or the command cannot be started.
     pub fn launch(&self, name: &SandboxName, launch: &Launch) -> Result<Started, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "run in", name: name.clone() };
         let _lock = self.known(name)?.ok_or_else(unknown)?;
@@ -27,10 +27,9 @@ impl Sandboxes {
             namespace.ok_or_else(|| SandboxError::NotReady { operation: "run in", name: name.clone(), state })?;
         let dns = record.attachments.iter().find_map(|a| resolv_conf(a.result.as_ref()?));
         let started = command::start(name, &namespace.file, dns.as_deref(), launch)?;
-        // If this process dies here, a stop finds the command by its namespace. The record covers processes that leave
+        // If this process dies here, a stop finds the command by its namespace. The record adds processes that leave
         // it.
         if let Err(error) = self.note(&mut record, started.pid()) {
-            // Its start is reported as failed.
             started.end();
             return Err(error);
         }

@@ -1,10 +1,8 @@
-//! Sandboxes for machines without a container runtime.
+//! Sandboxes without a container runtime: named network namespaces (bind mounts of nsfs, as `ip netns` makes), attached
+//! to networks by CNI plugins, of which `wharf-cni` is one.
 //!
-//! A sandbox is a named network namespace (a bind mount of nsfs, as `ip netns` makes), attached to networks by CNI
-//! plugins. This crate does not depend on Wharf's agent: `wharf-cni` is an ordinary plugin.
-//!
-//! Each sandbox has one state file ([`record`]), written before and after each step, so that the next `stop` or
-//! `remove` resumes after a crash:
+//! Each step writes the state file ([`record`]) before and after, so that the next `stop` or `remove` resumes after a
+//! crash:
 //!
 //! ```text
 //! create   record -> namespace -> ADD of each plugin, in order -> ready
@@ -13,8 +11,7 @@
 //! remove   stop   -> record -> lock
 //! ```
 //!
-//! Modules: `conf` (network configurations), `plugin` (one execution), `network` (ADD, DEL and CHECK), `netns`,
-//! `process`, `command`, `terminal`. Above them, `manage`, `start` and `launch` change sandboxes; `observe` only reads.
+//! Modules `manage`, `start` and `launch` change sandboxes; `observe` only reads.
 
 mod command;
 mod conf;

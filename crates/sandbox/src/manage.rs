@@ -1,4 +1,4 @@
-//! Creates, stops and removes sandboxes; each step can be resumed.
+//! Creates, stops and removes sandboxes.
 
 use std::{
     collections::BTreeMap,
@@ -41,20 +41,20 @@ pub struct Dirs {
 /// Options of a new sandbox.
 #[derive(Debug, Clone, Default)]
 pub struct Spec {
-    /// By name; if empty, the first in the directory.
+    /// If empty, the directory's first.
     pub networks: Vec<NetworkName>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// Published ports, on the first network.
+    /// Published by the first network.
     pub ports: Vec<Port>,
-    /// Addresses in the first network.
+    /// In the first network.
     pub ips: Vec<IpAddr>,
-    /// MAC address in the first network.
+    /// In the first network.
     pub mac: Option<MacAddr>,
 }
 
 impl Spec {
-    /// Whether no option is set.
+    /// No option is set.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.networks.is_empty()
@@ -65,12 +65,12 @@ impl Spec {
     }
 }
 
-/// Result of a successful stop.
+/// Result of a stop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
     /// Stopped by this call.
     Now,
-    /// Stopped by this call; another namespace at its path was not touched.
+    /// Stopped by this call; another namespace has its path.
     Replaced,
     /// Already stopped.
     Before,
@@ -78,12 +78,12 @@ pub enum Stopped {
     Unknown,
 }
 
-/// Result of a successful remove.
+/// Result of a remove.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Removed {
     /// Removed by this call.
     Now,
-    /// Only the record was removed, because it was unusable.
+    /// Only the unusable record was removed.
     RecordAlone,
     /// No sandbox has the name.
     Unknown,
@@ -92,13 +92,13 @@ pub enum Removed {
 /// Progress of an operation.
 #[derive(Debug, Clone, Copy)]
 pub enum Progress<'a> {
-    /// Start of a step that may take long.
+    /// A long step begins.
     Step(&'a str),
-    /// Line on standard error of a running plugin.
+    /// A plugin's line on standard error.
     Said(&'a str),
 }
 
-/// The sandboxes of a node.
+/// A node's sandboxes.
 pub struct Sandboxes {
     pub(crate) dirs: Dirs,
     pub(crate) store: Store,
@@ -113,7 +113,7 @@ impl fmt::Debug for Sandboxes {
 }
 
 impl Sandboxes {
-    /// The sandboxes in these directories. `tell` receives the progress.
+    /// `tell` receives the progress.
     pub fn new(dirs: Dirs, tell: impl Fn(Progress<'_>) + Send + Sync + 'static) -> Self {
         Self { store: Store::new(&dirs.state), dirs, tell: Box::new(tell), no_wait: false }
     }
@@ -132,10 +132,10 @@ impl Sandboxes {
         Plugins { store: &self.store, path: &self.dirs.plugins, lock, tell: &*self.tell, no_wait: self.no_wait }
     }
 
-    /// Creates a namespace and attaches the networks. A failed create leaves nothing.
+    /// Creates a namespace and attaches networks. A failed create leaves nothing.
     ///
     /// # Errors
-    /// The name is taken, a network cannot be used, or a plugin or system call fails.
+    /// The name is taken, a network is unusable, or a plugin or system call fails.
     pub fn create(&self, name: &SandboxName, spec: &Spec) -> Result<Details, SandboxError> {
         if name.names_an_endpoint() {
             let why = "other commands read it as the number or the address of an endpoint; choose a name such as web-1";
@@ -151,7 +151,7 @@ impl Sandboxes {
         let (mut record, namespace) = match self.begin(name, spec, attachments) {
             Ok(begun) => begun,
             Err(error) => {
-                // Only these files exist yet. Report the first error.
+                // Only these files exist. The first error is reported.
                 let _ = self.store.remove(name, lock);
                 return Err(error);
             }
@@ -169,8 +169,8 @@ impl Sandboxes {
         }
     }
 
-    /// Binds a new namespace, and attaches the networks of a stored record. After [`SandboxError::NamespaceTaken`] no
-    /// part of the sandbox exists.
+    /// Binds a new namespace, and attaches the record's networks. After [`SandboxError::NamespaceTaken`], no part of
+    /// the sandbox exists.
     pub(crate) fn attach(&self, record: &mut Record, namespace: Namespace, lock: &Lock) -> Result<(), SandboxError> {
         let path = &record.netns.path;
         match namespace.bind(path) {
@@ -203,7 +203,7 @@ impl Sandboxes {
         attachments: Vec<Attachment>,
     ) -> Result<(Record, Namespace), SandboxError> {
         let path = self.free_path(name)?;
-        // Before the record, which needs the namespace's identity.
+        // Before the record, which needs its identity.
         let namespace = Namespace::create()?;
         let record = new_record(name, spec, attachments, Netns { path, identity: namespace.identity })?;
         self.store.save(&record)?;
@@ -211,7 +211,7 @@ impl Sandboxes {
         Ok((record, namespace))
     }
 
-    /// Returns `cause`, with the rollback's error if it fails.
+    /// Returns `cause`, with the error of a failed rollback.
     fn undo(&self, mut record: Record, lock: Lock, cause: SandboxError) -> SandboxError {
         let name = record.name.clone();
         let undone = self.tear_down(&mut record, &lock, Duration::ZERO);
@@ -220,7 +220,7 @@ impl Sandboxes {
             Err(error) => {
                 record.phase = Phase::Broken;
                 record.problem = Some(format!("{cause}; undo: {error}"));
-                // Report the first failure. The stored record says `creating`.
+                // The first failure is reported. The stored record says `creating`.
                 let _ = self.store.save(&record);
                 Err(error)
             }
@@ -249,7 +249,7 @@ impl Sandboxes {
         Ok(attachments)
     }
 
-    /// Ends the processes, detaches the networks, and removes the namespace. Idempotent; resumes a failed stop.
+    /// Ends processes, detaches networks, removes the namespace. Idempotent; resumes a failed stop.
     ///
     /// # Errors
     /// A process does not end, or a plugin or system call fails.
@@ -279,7 +279,7 @@ impl Sandboxes {
             Ok(gone) => gone,
             Err(error) => {
                 record.problem = Some(error.to_string());
-                // If the write fails, the record still has the stop's progress.
+                // Otherwise, the record still has the stop's progress.
                 let _ = self.store.save(record);
                 return Err(error);
             }
@@ -305,17 +305,17 @@ impl Sandboxes {
             return Err(SandboxError::Unkillable { name: record.name.clone(), pids });
         }
         wharf_crash::point("sandbox-stop/after-processes");
-        // Plugins get an empty path when the namespace is gone.
+        // Without a namespace, plugins get an empty path.
         let path = if namespace.is_some() { record.netns.path.clone() } else { PathBuf::new() };
         self.plugins(lock).del(record, &path)?;
         drop(namespace);
         netns::remove(&record.netns.path, is_this_boot.then_some(record.netns.identity))
     }
 
-    /// Stops a sandbox, removes its files and frees its name. `force` also removes an unusable record.
+    /// Stops and removes a sandbox. `force` also removes an unusable record.
     ///
     /// # Errors
-    /// The errors of a stop; the record then stays.
+    /// As for a stop; the record then stays.
     pub fn remove(&self, name: &SandboxName, grace: Duration, force: bool) -> Result<Removed, SandboxError> {
         let Some(lock) = self.known(name)? else { return Ok(Removed::Unknown) };
         let removed = match self.store.load(name) {
@@ -331,12 +331,12 @@ impl Sandboxes {
         Ok(removed)
     }
 
-    /// `None` if it has no files.
+    /// `None` without files.
     pub(crate) fn known(&self, name: &SandboxName) -> Result<Option<Lock>, SandboxError> {
         if self.store.is_known(name)? { self.lock(name).map(Some) } else { Ok(None) }
     }
 
-    /// Whether a record with the name exists.
+    /// A record exists.
     #[must_use]
     pub fn exists(&self, name: &SandboxName) -> bool {
         !matches!(self.store.load(name), Ok(None))
@@ -354,7 +354,7 @@ fn new_record(
     netns: Netns,
 ) -> Result<Record, SandboxError> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    // RandomState is seeded from the kernel's random numbers.
+    // Seeded with the kernel's random numbers.
     let [a, b, c, d, ..] = RandomState::new().hash_one(now).to_le_bytes();
     Ok(Record {
         version: VERSION,
@@ -375,12 +375,12 @@ pub(crate) fn this_boot() -> Result<String, SandboxError> {
     boot_id().map_err(io("read the boot id in", Path::new("/proc")))
 }
 
-/// Inode numbers and pids restart with each boot.
+/// Inode numbers and pids are valid within one boot.
 pub(crate) fn is_this_boot(record: &Record) -> Result<bool, SandboxError> {
     Ok(record.boot_id == this_boot()?)
 }
 
-/// `None` if it is not at its path.
+/// `None` if not at its path.
 pub(crate) fn namespace_of(record: &Record) -> Result<Option<Namespace>, SandboxError> {
     if is_this_boot(record)? { netns::find(&record.netns.path, record.netns.identity) } else { Ok(None) }
 }

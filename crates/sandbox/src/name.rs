@@ -8,19 +8,19 @@ use wharf_names::rules;
 /// Bytes, far below the limits of file names and container ids.
 const MAX_BYTES: usize = 63;
 
-/// Name of a sandbox and of its files.
+/// Name of a sandbox and its files.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxName(String);
 
 impl SandboxName {
-    /// The text.
+    /// As text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// Other commands would read a number or an address as an endpoint.
+    /// Other commands read these as an endpoint.
     pub(crate) fn names_an_endpoint(&self) -> bool {
         self.0.bytes().all(|b| b.is_ascii_digit()) || self.0.parse::<IpAddr>().is_ok()
     }

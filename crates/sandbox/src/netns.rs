@@ -1,5 +1,5 @@
-//! Named network namespaces, compatible with `ip netns`. `setns` and `unshare` change the calling thread permanently,
-//! so they run on new threads.
+//! Named network namespaces, compatible with `ip netns`. `setns` and `unshare` run on new threads, because they change
+//! the thread permanently.
 
 use std::{
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
@@ -30,7 +30,7 @@ use crate::{
     record::Identity,
 };
 
-/// Most mounts removed from one path; this crate makes one.
+/// Mounts removed from a path; this crate makes one.
 const MAX_MOUNTS: usize = 8;
 /// The lock is held for two system calls.
 const DIRECTORY_PATIENCE: Duration = Duration::from_secs(5);
@@ -41,7 +41,6 @@ pub(crate) struct Namespace {
     pub(crate) identity: Identity,
 }
 
-/// The object at a namespace's path.
 #[derive(Debug)]
 pub(crate) enum Seen {
     Nothing,
@@ -52,15 +51,14 @@ pub(crate) enum Seen {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Gone {
-    /// Removed by this call.
     Removed,
     Before,
-    /// It was gone; another namespace has its path.
+    /// Another namespace has the path.
     Replaced,
 }
 
 impl Namespace {
-    /// A namespace with its loopback interface up. It lives as long as this value or its bind mount.
+    /// Its loopback interface is up. It lives as long as this value or its bind mount.
     pub(crate) fn create() -> Result<Self, SandboxError> {
         let path = Path::new("/proc/thread-self/ns/net");
         on_thread(|| {
@@ -77,7 +75,7 @@ impl Namespace {
             setns(&self.file, CloneFlags::CLONE_NEWNET)?;
             fs::read_to_string("/proc/thread-self/net/dev")
         })?;
-        // Skip two header lines; a name has no colon (dev_valid_name in net/core/dev.c).
+        // After two header lines; a name has no colon (dev_valid_name in net/core/dev.c).
         Ok(table.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect())
     }
 
@@ -125,7 +123,7 @@ pub(crate) fn look(path: &Path) -> Result<Seen, SandboxError> {
     })
 }
 
-/// `None` if it is not at its path.
+/// `None` if not at its path.
 pub(crate) fn find(path: &Path, identity: Identity) -> Result<Option<Namespace>, SandboxError> {
     Ok(match look(path)? {
         Seen::Namespace(namespace) if namespace.identity == identity => Some(namespace),
@@ -133,9 +131,9 @@ pub(crate) fn find(path: &Path, identity: Identity) -> Result<Option<Namespace>,
     })
 }
 
-/// Removes a namespace's path, and thereby the namespace unless a process holds it. `wanted` is `None` after a reboot:
-/// then there is no mount. Removing the file also removes the mount from other mount namespaces, so that no other
-/// sandbox's process keeps this namespace alive.
+/// Removes a namespace's path, and thus the namespace unless a process holds it. `wanted` is `None` after a reboot,
+/// when no mount exists. Removing the file also removes the mount from other mount namespaces, where other sandboxes'
+/// processes would keep the namespace alive.
 pub(crate) fn remove(path: &Path, wanted: Option<Identity>) -> Result<Gone, SandboxError> {
     let mut gone = Gone::Before;
     for _ in 0..MAX_MOUNTS {
@@ -163,11 +161,11 @@ pub(crate) fn remove(path: &Path, wanted: Option<Identity>) -> Result<Gone, Sand
     Err(SandboxError::Foreign { path: path.to_owned(), what: "a stack of mounts" })
 }
 
-/// A shared mount, as `ip netns add` makes. If that command did so later, it would bind the directory with all its
-/// names over itself, and leave an unreachable mount for each name.
+/// Makes a shared mount, as `ip netns add` does. That command would otherwise later bind the directory over itself, and
+/// leave an unreachable mount for each name.
 fn share(directory: &Path) -> Result<(), SandboxError> {
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(io("create", directory))?;
-    // `ip netns add` takes the same lock: otherwise two tools could bind the directory twice.
+    // `ip netns add` takes the same lock: otherwise, both could bind the directory.
     let lock = File::open(directory).map_err(io("open", directory))?;
     let end = Instant::now() + DIRECTORY_PATIENCE;
     loop {

@@ -24,7 +24,7 @@ pub(crate) struct Plugins<'a> {
 }
 
 impl Plugins<'_> {
-    /// The record has each started ADD before its plugin runs.
+    /// Records each ADD before its plugin runs.
     pub(crate) fn add(&self, record: &mut Record) -> Result<(), SandboxError> {
         for at in 0..record.attachments.len() {
             let mut previous: Option<Value> = None;
@@ -45,7 +45,7 @@ impl Plugins<'_> {
         Ok(())
     }
 
-    /// A missing plugin could neither attach nor, at the rollback, detach.
+    /// A missing plugin could neither attach nor roll back.
     pub(crate) fn installed(path: &[PathBuf], attachments: &[Attachment]) -> Result<(), SandboxError> {
         for attachment in attachments {
             for conf in &attachment.plugins {
@@ -59,8 +59,8 @@ impl Plugins<'_> {
         Ok(())
     }
 
-    /// Last network first. A failed plugin stops its chain, because earlier plugins may need resources that it still
-    /// holds; other networks continue. Successful DELs are not repeated.
+    /// Last network first. A failed plugin stops its chain, because earlier plugins may need resources that it holds;
+    /// other networks continue. Successful DELs are not repeated.
     pub(crate) fn del(&self, record: &mut Record, netns: &Path) -> Result<(), SandboxError> {
         let mut failures = Vec::new();
         for at in (0..record.attachments.len()).rev() {
@@ -81,7 +81,7 @@ impl Plugins<'_> {
         SandboxError::all(failures)
     }
 
-    /// False when the network does not allow CHECK.
+    /// False if the network forbids CHECK.
     pub(crate) fn check(&self, record: &Record, at: usize) -> Result<bool, Box<PluginError>> {
         let Some(attachment) = record.attachments.get(at).filter(|a| a.check) else { return Ok(false) };
         for plugin in 0..attachment.plugins.len() {
@@ -127,7 +127,7 @@ impl Plugins<'_> {
     }
 }
 
-/// For ADD, `prevResult` is from the previous plugin; for other verbs, from the whole chain, since 0.4.0.
+/// ADD gets the previous plugin's result; since 0.4.0, other verbs get the chain's.
 fn with_previous(conf: &Value, verb: Verb, attachment: &Attachment, previous: Option<&Value>) -> Value {
     let mut conf = conf.clone();
     let wanted = verb == Verb::Add || attachment.cni_version() >= "0.4.0";

@@ -16,7 +16,7 @@ impl Sandboxes {
     /// All sandboxes, by name.
     ///
     /// # Errors
-    /// The directory cannot be read.
+    /// The directory is unreadable.
     pub fn list(&self) -> Result<Vec<Summary>, SandboxError> {
         let mut all = Vec::new();
         for name in self.store.names()? {
@@ -49,7 +49,7 @@ impl Sandboxes {
             _ => None,
         };
         let processes = running(&record)?.len();
-        // A detached network has released its addresses, but the record keeps the result.
+        // A detached network has released the addresses in its result.
         let attached = record.attachments.iter().filter(|a| a.to_delete > 0);
         let addresses = attached.flat_map(Attachment::addresses).map(str::to_owned).collect();
         Ok(Summary {
@@ -66,10 +66,10 @@ impl Sandboxes {
         })
     }
 
-    /// Details of one sandbox; `check` adds the results of CHECK.
+    /// `check` adds the results of CHECK.
     ///
     /// # Errors
-    /// The sandbox does not exist, or its record cannot be read.
+    /// The sandbox is unknown, or its record is unreadable.
     pub fn inspect(&self, name: &SandboxName, check: bool) -> Result<Details, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "inspect", name: name.clone() };
         let record = self.store.load(name)?.ok_or_else(unknown)?;
@@ -119,7 +119,7 @@ impl Sandboxes {
     }
 }
 
-/// Interfaces of the plugins' results that the namespace lacks.
+/// Interfaces of results that the namespace lacks.
 fn missing<'a>(record: &'a Record, namespace: &Namespace) -> Result<Vec<&'a str>, SandboxError> {
     let made: Vec<&str> = record.attachments.iter().filter_map(Attachment::interface).collect();
     if made.is_empty() {

@@ -29,7 +29,7 @@ pub(crate) const LIMIT: Duration = Duration::from_secs(90);
 const MAX_ANSWER: u64 = 1 << 20;
 const LOOK: Duration = Duration::from_millis(100);
 const MAX_NEW: usize = 8 << 10;
-/// Longest quote of standard error, characters.
+/// Characters of a quoted line.
 const MAX_TOLD: usize = 300;
 
 /// Operation of a plugin.
@@ -93,13 +93,13 @@ impl PluginError {
 /// Cause of a plugin's failure.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// No directory has the plugin.
+    /// No directory has it.
     #[error("no such program in {path}")]
     Missing {
         /// The directories.
         path: String,
     },
-    /// A system call failed.
+    /// Failed system call.
     #[error("{what}: {source}")]
     Io {
         /// Operation.
@@ -107,7 +107,7 @@ pub enum Failure {
         /// The kernel's error.
         source: io::Error,
     },
-    /// The plugin exceeded the time limit.
+    /// Time limit exceeded.
     #[error("it had not ended after {} s", .limit.as_secs())]
     Late {
         /// The time limit.
@@ -123,7 +123,7 @@ pub enum Failure {
         /// The details.
         details: String,
     },
-    /// The plugin failed without a valid CNI error.
+    /// Failure without a valid CNI error.
     #[error("it ended with {status}{said}")]
     Ended {
         /// Exit status.
@@ -131,10 +131,10 @@ pub enum Failure {
         /// Last line of standard error.
         said: String,
     },
-    /// The plugin succeeded with an invalid result.
+    /// Success with an invalid result.
     #[error("its answer is no result: {why}")]
     Answer {
-        /// Why.
+        /// Cause.
         why: String,
     },
 }
@@ -158,14 +158,14 @@ pub(crate) struct Call<'a> {
     pub(crate) cni_args: &'a str,
     pub(crate) path: &'a [PathBuf],
     pub(crate) conf: &'a Value,
-    /// The sandbox's lock, which the plugin inherits: no other process works on the sandbox while the plugin runs, even
-    /// after this process has died.
+    /// The sandbox's lock. The plugin inherits it: until the plugin ends, no other process works on the sandbox, even
+    /// if this process dies.
     pub(crate) lock: BorrowedFd<'a>,
     pub(crate) limit: Duration,
 }
 
 impl Call<'_> {
-    /// Returns ADD's result. `told` gets each line of standard error meanwhile.
+    /// Returns ADD's result. `told` receives lines of standard error.
     pub(crate) fn run(&self, told: &dyn Fn(&str)) -> Result<Option<Value>, Box<PluginError>> {
         let text = |key: &str| self.conf.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let plugin = text("type");
@@ -232,7 +232,7 @@ impl Call<'_> {
 }
 
 pub(crate) fn find(path: &[PathBuf], plugin: &str) -> Result<PathBuf, Failure> {
-    // A type is a name. Stored records reach this function unchecked.
+    // Stored records reach this function unchecked.
     let is_name = !plugin.contains('/');
     for program in path.iter().filter(|_| is_name).map(|directory| directory.join(plugin)) {
         match program.metadata() {
@@ -264,7 +264,7 @@ fn last_words(bytes: &[u8]) -> String {
     line.map(|line| format!(": {}", line.chars().take(MAX_TOLD).collect::<String>())).unwrap_or_default()
 }
 
-/// Complete lines of a growing file, read by position, because the writer shares the file offset.
+/// Complete lines of a growing file, read by position, because the writer shares the offset.
 struct Lines<'a> {
     file: &'a File,
     read: u64,
@@ -293,7 +293,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// Calls `look` meanwhile. At the limit, kills the child and its process group, and returns `None`.
+/// Calls `look` periodically. At the limit, kills the process group, and returns `None`.
 fn wait(child: &mut Child, limit: Duration, mut look: impl FnMut()) -> io::Result<Option<ExitStatus>> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).ok_or(io::ErrorKind::InvalidData)?;
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;

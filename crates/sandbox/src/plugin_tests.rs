@@ -1,4 +1,4 @@
-//! Chains of fake plugins, which record their calls.
+//! Chains of fake plugins that record their calls.
 
 use std::{collections::BTreeMap, fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Instant};
 
@@ -248,7 +248,7 @@ fn a_plugin_that_hangs_is_killed_with_what_it_started() {
 #[test]
 fn a_plugin_that_outlives_its_caller_keeps_the_lock() {
     let s = Scene::new(&[("leaves", "read line < gate & echo $! > child; echo '{}'")]);
-    // The gate has a writer, so a reader waits until it is closed.
+    // The gate has a writer, so a reader waits.
     nix::unistd::mkfifo(&s.directory.path().join("gate"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     let gate = fs::OpenOptions::new().read(true).write(true).open(s.directory.path().join("gate")).unwrap();
     s.call("leaves", LIMIT).unwrap();

@@ -14,7 +14,7 @@ pub struct Port {
 }
 
 impl Port {
-    /// In the form of the capability `portMappings`.
+    /// As capability `portMappings`.
     pub(crate) fn mapping(&self) -> Value {
         let mut mapping = json!({
             "hostPort": self.host, "containerPort": self.container, "protocol": self.protocol
@@ -34,7 +34,7 @@ impl FromStr for Port {
         let (ports, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
         let protocol = ["tcp", "udp", "sctp"].into_iter().find(|known| *known == protocol).ok_or_else(form)?;
         let mut parts = ports.rsplitn(3, ':');
-        // No sign, and no leading zero, which could mean octal.
+        // No sign or leading zero, which could mean octal.
         let mut port =
             || parts.next().filter(|port| port.starts_with(|c| matches!(c, '1'..='9')))?.parse::<NonZeroU16>().ok();
         let (container, host) = (port().ok_or_else(form)?, port().ok_or_else(form)?);

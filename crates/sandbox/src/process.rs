@@ -1,5 +1,5 @@
 //! Processes in a sandbox's network namespace, or started by `run`. Pid and start time identify a process; a pidfd
-//! keeps signals from a process that reuses the pid.
+//! never signals a process that reuses the pid.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ const LOOK: Duration = Duration::from_millis(200);
 pub struct Running {
     /// Process id.
     pub pid: i32,
-    /// Name (`/proc/PID/comm`).
+    /// From `/proc/PID/comm`.
     pub command: String,
 }
 
@@ -37,7 +37,7 @@ struct Living {
 }
 
 impl Living {
-    /// `None` unless the process is in the namespace or among `known`.
+    /// `None` for other processes.
     fn find(pid: i32, namespace: Option<Identity>, known: &[Process]) -> io::Result<Option<Self>> {
         let Some(number) = Pid::from_raw(pid.max(0)) else { return Ok(None) };
         let descriptor = match pidfd_open(number, PidfdFlags::empty()) {
@@ -45,8 +45,7 @@ impl Living {
             Err(rustix::io::Errno::SRCH | rustix::io::Errno::INVAL) => return Ok(None),
             Err(e) => return Err(e.into()),
         };
-        // After opening the descriptor: the start time is its process's, or that process has ended and signals have no
-        // effect.
+        // Read after opening the descriptor: it belongs to the descriptor's process, or that process has ended.
         let Some(started) = started(pid)? else { return Ok(None) };
         let process = Process { pid, started };
         let is_inside = namespace.is_some_and(|namespace| is_in(pid, namespace));
@@ -125,7 +124,7 @@ pub(crate) fn is_inside(namespace: Identity) -> bool {
         .is_ok_and(|there| (there.dev(), there.ino()) == (namespace.dev, namespace.inode))
 }
 
-/// `None` if the process does not exist, or is a zombie.
+/// `None` for a missing process or a zombie.
 pub(crate) fn started(pid: i32) -> io::Result<Option<u64>> {
     let text = match fs::read_to_string(format!("/proc/{pid}/stat")) {
         Ok(text) => text,
@@ -136,8 +135,7 @@ pub(crate) fn started(pid: i32) -> io::Result<Option<u64>> {
     Ok(parse_stat(&text))
 }
 
-/// Field 22, counted from the end of field 2, which may contain any character; `None` if field 3 says that the process
-/// has ended.
+/// Field 22, counted from the end of field 2, which may contain any character; `None` for an ended process (field 3).
 fn parse_stat(text: &str) -> Option<u64> {
     let (_, fields) = text.rsplit_once(')')?;
     let mut fields = fields.split_ascii_whitespace();

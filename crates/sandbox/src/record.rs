@@ -1,4 +1,4 @@
-//! The record of a sandbox: a versioned JSON document.
+//! A sandbox's record: a versioned JSON document.
 
 use std::{collections::BTreeMap, fs, io, path::PathBuf};
 
@@ -8,7 +8,7 @@ use wharf_names::ids::{ContainerId, IfName, NetworkName};
 
 use crate::name::SandboxName;
 
-/// Written version; no other is read.
+/// The only supported version.
 pub const VERSION: u32 = 1;
 
 /// State of a sandbox.
@@ -17,24 +17,24 @@ pub const VERSION: u32 = 1;
 pub struct Record {
     /// [`VERSION`].
     pub version: u32,
-    /// Name of sandbox and file.
+    /// Also the file's name.
     pub name: SandboxName,
-    /// CNI container id. A random part keeps a late delete from a later sandbox with the name.
+    /// CNI container id. Its random part protects a later sandbox of this name from a late delete.
     pub container_id: ContainerId,
     /// Milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
-    /// Boot of the namespace, which ends with it.
+    /// Boot of the namespace.
     pub boot_id: String,
     /// Phase.
     pub phase: Phase,
-    /// Error of the last operation.
+    /// The last operation's error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Network namespace.
     pub netns: Netns,
-    /// Labels for the plugins (`args.cni.labels`).
+    /// Labels for plugins (`args.cni.labels`).
     pub labels: BTreeMap<String, String>,
-    /// Networks in the order of attachment.
+    /// In order of attachment.
     pub attachments: Vec<Attachment>,
     /// Processes that `run` started.
     pub processes: Vec<Process>,
@@ -44,7 +44,7 @@ impl Record {
     /// Parses a record.
     ///
     /// # Errors
-    /// Why the text is no record of [`VERSION`].
+    /// The text is no record of [`VERSION`].
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         // Another version may have other fields.
         let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
@@ -61,19 +61,19 @@ impl Record {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Phase {
-    /// Incomplete. If the lock is free, the creating process has died.
+    /// Incomplete. If the lock is free, the creator died.
     Creating,
     /// Complete.
     Ready,
-    /// A create failed, and so did its rollback.
+    /// A create and its rollback failed.
     Broken,
-    /// A stop has not finished.
+    /// A stop is incomplete.
     Stopping,
     /// Only the record is left.
     Stopped,
 }
 
-/// A network namespace and its identity.
+/// A network namespace.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Netns {
@@ -83,7 +83,7 @@ pub struct Netns {
     pub identity: Identity,
 }
 
-/// Identity within a boot. The kernel reuses inode numbers, not cookies.
+/// Identity within a boot. The kernel reuses inode numbers, but not cookies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Identity {
@@ -91,27 +91,27 @@ pub struct Identity {
     pub dev: u64,
     /// Inode.
     pub inode: u64,
-    /// `SO_NETNS_COOKIE` (Linux 5.14); 0 if the kernel has none.
+    /// `SO_NETNS_COOKIE` (Linux 5.14), else 0.
     pub cookie: u64,
 }
 
-/// One network of a sandbox.
+/// A network of a sandbox.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attachment {
     /// Network.
     pub network: NetworkName,
-    /// Interface in the sandbox.
+    /// In the sandbox.
     pub ifname: IfName,
-    /// Configuration of each plugin, without `prevResult`. Stored, because the source may change before the DEL.
+    /// Configurations without `prevResult`. Stored, because their source may change before the DEL.
     pub plugins: Vec<Value>,
     /// `CNI_ARGS`.
     pub cni_args: String,
-    /// Whether the network allows CHECK.
+    /// The network allows CHECK.
     pub check: bool,
     /// Number of plugins, from the first, that need a DEL. Written before each ADD and after each DEL.
     pub to_delete: usize,
-    /// Result of the whole chain.
+    /// Result of the chain.
     pub result: Option<Value>,
 }
 
@@ -122,7 +122,7 @@ impl Attachment {
         self.plugins.first().and_then(|p| p.get("cniVersion")?.as_str()).unwrap_or_default()
     }
 
-    /// Interface in the sandbox, if the result lists one.
+    /// The interface in the sandbox, if the result lists it.
     #[must_use]
     pub fn interface(&self) -> Option<&str> {
         let all = self.result.as_ref()?.get("interfaces")?.as_array()?;
@@ -131,7 +131,7 @@ impl Attachment {
         names.into_iter().find(|name| *name == self.ifname.as_str())
     }
 
-    /// Addresses in the result, with prefix lengths.
+    /// The result's addresses, with prefix lengths.
     #[must_use]
     pub fn addresses(&self) -> Vec<&str> {
         let ips = self.result.as_ref().and_then(|r| r.get("ips")?.as_array()).map(Vec::as_slice).unwrap_or_default();
@@ -139,7 +139,7 @@ impl Attachment {
     }
 }
 
-/// Identifies a process within a boot.
+/// A process, identified within a boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Process {
@@ -149,10 +149,10 @@ pub struct Process {
     pub started: u64,
 }
 
-/// Id of the current boot.
+/// Current boot id.
 ///
 /// # Errors
-/// `/proc` cannot be read.
+/// `/proc` is unreadable.
 pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }

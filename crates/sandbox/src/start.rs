@@ -1,4 +1,4 @@
-//! Starts a stopped sandbox: a new namespace, attached to the recorded networks.
+//! Starts a stopped sandbox in a new namespace.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::{
 };
 
 impl Sandboxes {
-    /// Starts a stopped sandbox; `None` if it is ready. A failed start leaves it stopped.
+    /// `None` if the sandbox is ready. A failed start leaves it stopped.
     ///
     /// # Errors
-    /// The sandbox does not exist, is neither ready nor stopped, or a plugin or system call fails.
+    /// The sandbox is unknown, neither ready nor stopped, or a plugin or system call fails.
     pub fn start(&self, name: &SandboxName) -> Result<Option<Details>, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "start", name: name.clone() };
         let lock = self.known(name)?.ok_or_else(unknown)?;
@@ -25,7 +25,7 @@ impl Sandboxes {
         match self.state_held(&record)? {
             State::Ready => return Ok(None),
             State::Stopped => {}
-            // After a reboot the networks still need their DEL.
+            // After a reboot, the networks still need their DEL.
             State::Gone => {
                 self.stop_held(&mut record, &lock, Duration::ZERO)?;
             }
@@ -48,7 +48,7 @@ impl Sandboxes {
 
     fn stop_again(&self, mut record: Record, lock: &Lock, cause: SandboxError) -> SandboxError {
         let undone = match &cause {
-            // Another program made the object at the path.
+            // The object at the path is another program's.
             SandboxError::NamespaceTaken { .. } => Ok(()),
             _ => self.tear_down(&mut record, lock, Duration::ZERO).map(drop),
         };

@@ -1,5 +1,5 @@
-//! Files of a sandbox: `NAME.json`, the record; `NAME.lock`; `NAME.new`, a record that is being written. A synced new
-//! file replaces the record by a rename, so a reader without a lock sees a complete record or none.
+//! Files of a sandbox: `NAME.json` (record), `NAME.lock`, and `NAME.new` (the next record). A rename replaces the
+//! record by a synced file, so readers without a lock see a complete record or none.
 
 use std::{
     fs::{self, DirBuilder, File, FileType, OpenOptions, TryLockError},
@@ -16,7 +16,7 @@ use crate::{
     record::Record,
 };
 
-/// Bytes. A record with eight networks has about 20 KiB.
+/// Bytes of a record; eight networks need about 20 KiB.
 const MAX_BYTES: u64 = 4 << 20;
 pub(crate) const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
@@ -26,7 +26,7 @@ pub(crate) struct Store {
     directory: PathBuf,
 }
 
-/// Released when this process and every plugin that it started have ended.
+/// Held until this process and all its plugins have ended.
 #[derive(Debug)]
 pub(crate) struct Lock {
     pub(crate) file: File,
@@ -48,7 +48,7 @@ impl Store {
         made.map_err(io("create state directory", &self.directory))
     }
 
-    /// Other users must not write records, which name programs to execute and paths to unmount.
+    /// Records name programs to execute and paths to unmount, so other users must not write them.
     fn check(&self) -> Result<(), SandboxError> {
         let there = fs::metadata(&self.directory).map_err(io("look at state directory", &self.directory))?;
         let unsafe_for = |why| Err(SandboxError::UnsafeDirectory { path: self.directory.clone(), why });
@@ -105,12 +105,12 @@ impl Store {
     }
 
     pub(crate) fn is_locked(&self, name: &SandboxName) -> bool {
-        // Shared, so that two readers do not block each other.
+        // Shared, so that readers do not block each other.
         let Ok(file) = File::open(self.path(name, "lock")) else { return false };
         matches!(file.try_lock_shared(), Err(TryLockError::WouldBlock))
     }
 
-    /// Whether the sandbox has any file.
+    /// The sandbox has a file.
     pub(crate) fn is_known(&self, name: &SandboxName) -> Result<bool, SandboxError> {
         for suffix in ["json", "lock", "new"] {
             let path = self.path(name, suffix);
@@ -134,7 +134,7 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(io("read record", &path)(e)),
         }
-        // Replaced since the check, perhaps.
+        // It may have been replaced since the check.
         let open = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(&path);
         let file = match open {
             Ok(file) => file,
@@ -153,7 +153,7 @@ impl Store {
         if record.name != *name {
             return Err(damaged(format!("it is the record of {}", record.name)));
         }
-        // A stop unlinks this path, so a damaged record must not point it at a foreign file.
+        // A stop unlinks this path, so a damaged record must not name another file.
         let netns = &record.netns.path;
         if !netns.is_absolute() || netns.file_name() != Some(AsRef::<Path>::as_ref(name).as_os_str()) {
             return Err(damaged(format!("its namespace is at {}, which has not the sandbox's name", netns.display())));
@@ -206,7 +206,7 @@ impl Store {
             wharf_crash::point("sandbox-remove/after-file");
         }
         self.sync()?;
-        // A waiting process sees the file removed and creates a new one.
+        // A waiting process detects the removal and creates a new file.
         remove_file(&lock.path)?;
         wharf_crash::point("sandbox-remove/after-lock");
         drop(lock);

@@ -1,4 +1,4 @@
-//! A pseudoterminal for a command, connected to this process's standard input and output.
+//! A command's pseudoterminal, connected to this process's standard input and output.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -18,7 +18,7 @@ use crate::command::{Handle, Started};
 const CHUNK: usize = 4096;
 /// VEOF (termios(3)).
 const END_OF_INPUT: u8 = 4;
-/// After the command's end: more than the terminal's buffer.
+/// Reads after the command's end; more than the terminal's buffer.
 const LAST_READS: usize = 16;
 
 /// A new pseudoterminal.
@@ -26,15 +26,11 @@ const LAST_READS: usize = 16;
 pub struct Terminal {
     /// This process's end.
     control: OwnedFd,
-    /// The command's end.
     command: Arc<OwnedFd>,
 }
 
 impl Terminal {
-    /// Copies size and modes of this process's terminal, if it has one.
-    ///
-    /// # Errors
-    /// A system call fails.
+    /// Copies size and modes of this process's terminal, if any.
     pub fn open() -> io::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let control = openpt(flags)?;
@@ -56,15 +52,12 @@ impl Terminal {
     }
 
     /// Connects to a command on the terminal. `input`: forwards standard input.
-    ///
-    /// # Errors
-    /// A descriptor cannot be duplicated.
     pub fn join(self, started: Started, input: bool) -> io::Result<Session> {
         Ok(Session { handle: started.handle()?, control: Arc::new(self.control), started, input })
     }
 }
 
-/// A command on its terminal.
+/// A command on a terminal.
 #[derive(Debug)]
 pub struct Session {
     control: Arc<OwnedFd>,
@@ -73,15 +66,12 @@ pub struct Session {
     input: bool,
 }
 
-/// Forwards size changes. Does not keep the command's terminal open.
+/// Forwards size changes, without keeping the command's terminal open.
 #[derive(Debug)]
 pub struct Resizer(Weak<OwnedFd>);
 
 impl Resizer {
-    /// Copies the size of this process's terminal to the command's.
-    ///
-    /// # Errors
-    /// A system call fails.
+    /// Copies the size of this process's terminal.
     pub fn resize(&self) -> io::Result<()> {
         self.0.upgrade().map_or(Ok(()), |control| resize(&control))
     }
@@ -95,18 +85,12 @@ impl Session {
     }
 
     /// A handle for signals.
-    ///
-    /// # Errors
-    /// The descriptor cannot be duplicated.
     pub fn handle(&self) -> io::Result<Handle> {
         self.started.handle()
     }
 
-    /// Forwards input and output until the command's end, with this process's terminal in raw mode. Returns the result
-    /// of [`Started::wait`].
-    ///
-    /// # Errors
-    /// Input or output cannot be forwarded, or the kernel rejects the wait.
+    /// Forwards input and output until the command's end, with this process's terminal in raw mode. Returns
+    /// [`Started::wait`].
     pub fn run(self) -> io::Result<u8> {
         let raw = if self.input { Raw::enter()? } else { None };
         let passed = self.pass();
@@ -141,7 +125,7 @@ impl Session {
             let control = if is_open { seen.next().unwrap_or(PollFlags::empty()) } else { PollFlags::empty() };
             let may_read = reads && seen.next().is_some_and(|seen| !seen.is_empty());
             if has_ended {
-                // A process that the command left behind may print endlessly.
+                // A remaining process may print endlessly.
                 let mut reads = 0..LAST_READS;
                 while is_open && reads.next().is_some() && self.print()? == Printed::Some {}
                 return Ok(());
@@ -179,7 +163,7 @@ impl Session {
     fn print(&self) -> io::Result<Printed> {
         let mut chunk = [0; CHUNK];
         match read(&self.control, &mut chunk) {
-            // EIO: the last descriptor of the command's end is closed.
+            // EIO: the command's end is closed.
             Ok(0) | Err(Errno::IO) => Ok(Printed::Closed),
             Ok(length) => {
                 let mut stdout = io::stdout().lock();
@@ -211,7 +195,7 @@ fn resize(control: &OwnedFd) -> io::Result<()> {
 struct Raw(Termios);
 
 impl Raw {
-    /// `None` when standard input is not a terminal.
+    /// `None` if standard input is no terminal.
     fn enter() -> io::Result<Option<Self>> {
         if !io::stdin().is_terminal() {
             return Ok(None);

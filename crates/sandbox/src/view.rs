@@ -1,4 +1,4 @@
-//! Views of a sandbox for the CLI.
+//! Views of sandboxes for the CLI.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::{name::SandboxName, process::Running, record::Record};
 
-/// State, from record and kernel.
+/// State by record and kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
@@ -14,11 +14,11 @@ pub enum State {
     Creating,
     /// Complete.
     Ready,
-    /// The namespace lacks a plugin's interface.
+    /// An interface is gone.
     Detached,
-    /// Create was interrupted.
+    /// A create was interrupted.
     Interrupted,
-    /// Create failed, and so did its rollback.
+    /// A create and its rollback failed.
     Broken,
     /// Being stopped.
     Stopping,
@@ -26,7 +26,7 @@ pub enum State {
     StopUnfinished,
     /// Stopped by a command.
     Stopped,
-    /// The namespace is gone, by a reboot or otherwise.
+    /// The namespace is gone, for example after a reboot.
     Gone,
     /// The record is unusable.
     Damaged,
@@ -49,14 +49,14 @@ impl fmt::Display for State {
     }
 }
 
-/// Sandbox in a list. If damaged, only with name, state and problem.
+/// A listed sandbox. If damaged, it has only name, state and problem.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
     /// Name.
     pub name: SandboxName,
     /// State.
     pub state: State,
-    /// Error of the last operation.
+    /// The last operation's error.
     pub problem: Option<String>,
     /// CNI container id.
     pub container_id: Option<String>,
@@ -66,7 +66,7 @@ pub struct Summary {
     pub netns: Option<PathBuf>,
     /// Labels.
     pub labels: BTreeMap<String, String>,
-    /// In the order of their interfaces.
+    /// In interface order.
     pub networks: Vec<String>,
     /// With prefix lengths, in the same order.
     pub addresses: Vec<String>,
@@ -74,7 +74,7 @@ pub struct Summary {
     pub processes: usize,
 }
 
-/// State and record of a sandbox.
+/// State and record.
 #[derive(Debug, Clone, Serialize)]
 pub struct Details {
     /// State.
@@ -84,12 +84,12 @@ pub struct Details {
     pub record: Record,
     /// Processes.
     pub running: Vec<Running>,
-    /// Results of CHECK by attachment; only on request.
+    /// CHECK by attachment; only on request.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub check: Option<Vec<Checked>>,
 }
 
-/// Result of CHECK for an attachment.
+/// CHECK of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Checked {
     /// The network.
@@ -98,13 +98,13 @@ pub struct Checked {
     pub ifname: String,
     /// False if the network forbids CHECK.
     pub checked: bool,
-    /// The problem, if any.
+    /// Problem, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
 }
 
 impl Details {
-    /// Whether no CHECK reports a problem.
+    /// No CHECK reports a problem.
     #[must_use]
     pub fn is_well(&self) -> bool {
         self.check.iter().flatten().all(|c| c.problem.is_none())

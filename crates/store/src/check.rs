@@ -1,7 +1,6 @@
 //! Checks in a child process whether the file can be opened.
 //!
-//! redb panics on some damaged pages, and a panic ends the process. So a child reads the whole file first; if it dies,
-//! the agent sets the file aside.
+//! redb panics on some damaged pages, which ends the process: a child reads the whole file first.
 
 use std::{
     os::unix::process::ExitStatusExt as _,
@@ -16,16 +15,15 @@ use nix::{
 
 use super::opening::{self, CACHE_BYTES};
 
-/// First argument; the file and the boot id follow.
+/// First argument; file and boot id follow.
 pub const MODE: &str = "store-check";
 
-/// Of log lines.
 const TARGET: &str = "wharf_agent::store::check";
 /// The running binary, even if replaced.
 const PROGRAM: &str = "/proc/self/exe";
 const PANICKED: i32 = 101;
 
-/// The child. Only its death counts: the agent finds other errors again.
+/// The child. Only its death counts: the agent finds other errors itself.
 pub fn main() -> ExitCode {
     let mut arguments = std::env::args_os().skip(2);
     let (Some(path), Some(boot_id)) = (arguments.next(), arguments.next()) else {
@@ -38,7 +36,7 @@ pub fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// If the child dies, the next [`super::Store::open`] sets the file aside; if it cannot run, the file is opened
+/// After the child's death, the next [`super::Store::open`] sets the file aside; without a child, it is opened
 /// unchecked.
 pub fn run(path: &Path, boot_id: &str) {
     if !path.exists() {

@@ -16,7 +16,7 @@ pub struct StoreError {
     pub operation: &'static str,
     /// The file.
     pub path: PathBuf,
-    /// Shared: the file's loss refuses every queued change.
+    /// Shared by all refused changes.
     pub cause: Arc<Cause>,
 }
 
@@ -26,10 +26,10 @@ impl StoreError {
     }
 }
 
-/// With the remedy, if known.
+/// With remedy, if known.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
-    /// redb refused.
+    /// redb error.
     #[error(transparent)]
     Redb(Box<redb::Error>),
     /// The system refused.
@@ -38,34 +38,34 @@ pub enum Cause {
     /// An invalid row.
     #[error(transparent)]
     Json(#[from] serde_json::Error),
-    /// A cause, with its step or row.
+    /// Step or row, and cause.
     #[error("{0}: {1}")]
     At(String, #[source] Box<Self>),
-    /// Not what an agent writes.
+    /// Not written by an agent.
     #[error("{0}")]
     Damaged(String),
-    /// A newer agent wrote the file.
+    /// Newer agent's file.
     #[error(
         "its schema is version {0}, this agent knows {OLDEST_SCHEMA} to {SCHEMA_VERSION}; it stays as it is: run the \
          agent that wrote it, or move the file away"
     )]
     Schema(u64),
-    /// Another agent uses the file.
+    /// In use by another agent.
     #[error("another agent has it open; stop that one, or use another --run-dir")]
     Held,
-    /// A process uses the foreign file at the path.
+    /// Another process uses the file.
     #[error("another process has the file at its path in use; stop that one")]
     PathHeld,
     /// The path names no file.
     #[error("the file was removed while the agent used it")]
     Removed,
-    /// The path names another file.
+    /// Another file at the path.
     #[error("the file was replaced by another while the agent used it")]
     Replaced,
-    /// Another process wrote; state before and after.
+    /// Another process wrote: before and after.
     #[error("somebody else wrote to the file while the agent used it ({0})")]
     Overwritten(String),
-    /// The file was lost and rewritten, without queued changes.
+    /// Rewritten without queued changes.
     #[error("{0}; it has been written anew with every record: try again")]
     WrittenAnew(Box<Self>),
     /// The writer thread has ended.

@@ -1,8 +1,8 @@
 //! The open file: detects its loss, and rewrites it.
 //!
-//! Commits to an unlinked file succeed and are lost with the process, so a second descriptor is compared with the path.
-//! The agent is the only writer: another size or modification time than the last commit's means that another process
-//! wrote. Then records are rewritten from memory, without the file's timeline.
+//! Commits to an unlinked file succeed and are lost with the process: a second descriptor is compared with the path.
+//! The agent is the only writer: a size or modification time other than the last commit's means a foreign write. Then
+//! records are rewritten from memory, without the timeline.
 
 use std::{
     fmt, io,
@@ -24,16 +24,14 @@ use super::{
 
 pub(super) type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send>;
 
-/// Of log lines.
 const TARGET: &str = "wharf_agent::store::file";
 /// Smaller files are not compacted; an empty store takes slightly more than 1 MiB.
 const SMALL: u64 = 2 << 20;
-/// Changes between two checks of the used size.
+/// Changes between checks.
 const LOOK_EVERY: u64 = 512;
 
 pub(super) struct File {
-    /// `None` after a failure: redb refuses everything after an I/O error until a reopen, and a briefly full disk must
-    /// not cost the store.
+    /// `None` after a failure: redb refuses everything after an I/O error until a reopen.
     database: Option<Database>,
     /// Independent of the path.
     held: std::fs::File,
@@ -85,7 +83,7 @@ impl File {
     fn try_read<T>(&mut self, f: impl FnOnce(&Database) -> Result<T, Cause>) -> Result<T, Cause> {
         let database = self.take()?;
         let result = f(&database);
-        // A read may write: redb writes pages of a deferred clean-up when it needs their space.
+        // Reads may write: redb writes pages of a deferred clean-up when it needs space.
         self.keep(database, &result)?;
         self.written()?;
         result
@@ -108,7 +106,7 @@ impl File {
         self.written()
     }
 
-    /// After each write of this process.
+    /// After each own write.
     fn written(&mut self) -> Result<(), Cause> {
         self.stamp = Stamp::of(&self.held)?;
         Ok(())
@@ -155,23 +153,22 @@ impl File {
         }
     }
 
-    /// Replaces the store by a new file; a foreign file at its path is set aside. At any time the directory holds the
-    /// store or its complete copy. Returns whether the timeline was lost.
+    /// Replaces the store by a new file; sets aside a foreign file at its path. The directory always holds the store or
+    /// its complete copy. Returns whether the timeline was lost.
     pub(super) fn write_anew(&mut self) -> Result<bool, Cause> {
         let directory = self.path.parent().ok_or_else(|| io::Error::other("its path has no directory"))?.to_owned();
         wharf_kit::kept::make_directory(&directory).map_err(|e| io::Error::other(format!("{e:#}")))?;
         let (new, old) = (self.path.with_extension(NEW), self.check_path().is_err());
         let overwritten = self.check_content().is_err();
         if overwritten {
-            // Closing accesses the file, and redb panics on foreign pages. So the database is leaked: a descriptor and
-            // up to 1 MiB for each foreign write.
+            // Closing accesses the file, and redb panics on foreign pages. The leak costs a descriptor and up to 1 MiB
+            // per foreign write.
             std::mem::forget(self.database.take());
         } else {
             self.database = Some(self.take()?);
         }
         let copied = self.copy_to(&new);
         if !overwritten {
-            // Reads may write.
             self.written()?;
         }
         let replaced = copied.and_then(|copied| {

@@ -1,7 +1,6 @@
 //! The store: a redb file and its writer thread.
 //!
-//! Commits block on fsync: queued ones are committed together, each caller's as a whole or not at all. Sixteen
-//! concurrent creates cost two commits instead of thirty-two.
+//! Commits block on fsync: queued ones are committed together, each caller's as a whole or not at all.
 //!
 //! Log lines have the agent's targets (`wharf_agent::store`), which operators' filters name.
 
@@ -36,17 +35,17 @@ use tables::{read_lives, read_one_life, read_snapshot, write_meta};
 
 /// Above the admission limit: a full channel means a stuck disk.
 const QUEUE: usize = 256;
-/// Reserved with one write, so that creates need no commit for their epoch.
+/// Reserved with one write: creates need no commit for their epoch.
 const EPOCH_BLOCK: u64 = 4096;
 
 const MAX_UNTOLD: usize = 256;
 
-/// Interval of file checks while idle; bounds the time in which a kill loses a lost file's content.
+/// Interval of file checks while idle: bounds how long a kill loses a lost file's content.
 pub const LOOK: std::time::Duration = std::time::Duration::from_secs(1);
 
-/// How long the status shows a failed commit or a rewrite.
+/// How long the status shows failed commits and rewrites.
 const RECENT: std::time::Duration = std::time::Duration::from_secs(30);
-/// The status shows longer commits.
+/// Longer commits are shown.
 const SLOW: std::time::Duration = std::time::Duration::from_secs(3);
 
 enum Job {
@@ -57,7 +56,7 @@ enum Job {
     Life { id: EndpointId, epoch: Epoch, reply: oneshot::Sender<Result<Option<Life>, StoreError>> },
 }
 
-/// Handle to the writer thread, which commits the queue and ends after the last clone.
+/// Handle to the writer thread, which ends after the last clone.
 #[derive(Clone)]
 pub struct Store {
     jobs: mpsc::Sender<Job>,
@@ -74,13 +73,13 @@ pub struct Stats {
     pub commits: AtomicU64,
     /// Failed commits.
     pub failures: AtomicU64,
-    /// The last commit succeeded.
+    /// Last commit succeeded.
     pub healthy: AtomicBool,
     /// Monotonic milliseconds; 0 for none.
     pub last_failure: AtomicU64,
-    /// Start of the writer's work, monotonic milliseconds; 0 when idle.
+    /// Start of work, monotonic milliseconds; 0: idle.
     pub busy_since: AtomicU64,
-    /// Change sets committed without timeline changes.
+    /// Change sets without timeline.
     pub timeline_dropped: AtomicU64,
     timeline_lost: AtomicBool,
     last_cause: Mutex<String>,
@@ -125,7 +124,7 @@ impl Stats {
         }
     }
 
-    /// Time beyond `SLOW` that the writer has been busy.
+    /// Busy time above `SLOW`.
     #[must_use]
     pub fn writing_for(&self) -> Option<std::time::Duration> {
         let since = self.busy_since.load(Ordering::Relaxed);
@@ -147,14 +146,14 @@ pub struct Opened {
     pub snapshot: Snapshot,
     /// Why a file was set aside.
     pub set_aside: Option<String>,
-    /// Unknown endpoints may exist: records of this boot were lost, or there was no file.
+    /// Unknown endpoints may exist: this boot's records were lost, or no file existed.
     pub lost: bool,
-    /// Ends after every [`Store`] is dropped.
+    /// Ends after the last [`Store`].
     pub writer: std::thread::JoinHandle<()>,
 }
 
 impl Store {
-    /// Opens or creates the file. Sets aside a damaged file, and one of another boot, whose endpoints ended with it.
+    /// Opens or creates the file; sets aside a damaged one, and one of another boot, whose endpoints ended.
     ///
     /// # Errors
     /// Not openable, in use by another agent, or of a newer schema.
@@ -235,13 +234,13 @@ impl Store {
         lock(&self.stats.untold).drain(..).collect()
     }
 
-    /// Whether the timeline was lost since the last call: the caller must rewrite it.
+    /// The timeline was lost since the last call: the caller must rewrite it.
     #[must_use]
     pub fn take_timeline_lost(&self) -> bool {
         self.stats.timeline_lost.swap(false, Ordering::Relaxed)
     }
 
-    /// One that [`Self::take_untold`] would return.
+    /// As in [`Self::take_untold`].
     #[must_use]
     pub fn untold(&self, id: EndpointId, epoch: Epoch) -> Option<Life> {
         lock(&self.stats.untold).iter().find(|l| l.who.id == id && l.who.epoch == epoch).cloned()
@@ -258,8 +257,7 @@ impl Store {
         answer.await.map_err(|_| ended())?
     }
 
-    /// Answers after all earlier jobs. Reopens a file closed after a failure, and rewrites one that another process
-    /// removed, replaced or modified.
+    /// Answers after earlier jobs. Reopens a file closed after a failure; rewrites a removed, replaced or modified one.
     ///
     /// # Errors
     /// Not reopenable, lost since the last check, or the thread has ended.
@@ -267,13 +265,12 @@ impl Store {
         self.ask("read", |reply| Job::Ping { reply }).await
     }
 
-    /// The next epoch, reserved durably first, so that a crash never reissues it.
+    /// The next epoch, reserved durably first: no crash reissues it.
     ///
     /// # Errors
     /// No block of epochs can be reserved.
     pub async fn next_epoch(&self) -> Result<Epoch, StoreError> {
         let epoch = self.epochs.next.fetch_add(1, Ordering::Relaxed);
-        // One in EPOCH_BLOCK creates commits here.
         let mut reserved = self.epochs.reserved.lock().await;
         if epoch >= *reserved {
             let high = epoch + EPOCH_BLOCK;
@@ -283,7 +280,7 @@ impl Store {
         Ok(Epoch(epoch))
     }
 
-    /// Never issues an epoch up to `up_to`, which a kernel object without a record has.
+    /// Skips epochs up to `up_to`, of a kernel object without a record.
     pub fn skip_epochs(&self, up_to: Epoch) {
         self.epochs.next.fetch_max(up_to.0.saturating_add(1), Ordering::Relaxed);
     }
@@ -355,7 +352,7 @@ fn write_loop(mut file: File, mut jobs: mpsc::Receiver<Job>, stats: &Stats) {
     write_back(&mut file, stats);
 }
 
-/// Rewrites a file that another process changed; refuses queued changes, because it may interfere again.
+/// Rewrites a file that another process changed; refuses queued changes: it may interfere again.
 fn write_back(file: &mut File, stats: &Stats) -> Option<StoreError> {
     let what = file.check().err()?;
     let cause = match file.write_anew() {

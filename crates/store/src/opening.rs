@@ -13,8 +13,7 @@ use super::{
     tables::{Meta, OLDEST_SCHEMA, SCHEMA_VERSION, read_meta, read_snapshot},
 };
 
-/// Opens that never ended before the file counts as damaged: an agent killed during a start must not lose its store at
-/// once.
+/// Unfinished opens before a file counts as damaged: an agent killed at start must not lose its store at once.
 const FATAL_OPENINGS: usize = 3;
 
 const MARKER: &str = "opening";

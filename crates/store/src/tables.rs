@@ -16,29 +16,28 @@ use wharf_core::{
 
 use super::error::Cause;
 
-/// A newer version is refused. Version 1 is migrated at the open: rests, restore failures and quarantine begin empty.
+/// Newer versions are refused. Version 1 is migrated at the open: rests, restore failures and quarantine begin empty.
 pub(super) const SCHEMA_VERSION: u64 = 2;
 pub(super) const OLDEST_SCHEMA: u64 = 1;
 
 type Definition<K> = &'static TableDefinition<'static, K, &'static [u8]>;
 
 const META: TableDefinition<&str, &[u8]> = TableDefinition::new("meta");
-/// See [`Meta::lost`].
 const LOST: &str = "lost";
 const ENDPOINTS: TableDefinition<u16, &[u8]> = TableDefinition::new("endpoints");
 const LEASES: TableDefinition<&str, &[u8]> = TableDefinition::new("leases");
 const INTENTS: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("intents");
 /// Since schema 2.
 const RESTS: TableDefinition<&str, &[u8]> = TableDefinition::new("rests");
-/// Since schema 2: endpoints that were not restored.
+/// Since schema 2.
 const FAILURES: TableDefinition<u16, &[u8]> = TableDefinition::new("restore-failures");
-/// Since schema 2: records out of service.
+/// Since schema 2.
 const QUARANTINE: TableDefinition<u16, &[u8]> = TableDefinition::new("quarantine");
 
 /// Added without a new schema version: older agents leave it unchanged, newer ones end lives left open.
 const TIMELINE: TableDefinition<(u16, u64), &[u8]> = TableDefinition::new("timeline");
 
-/// Every row except the timeline's, for a rewrite without foreign writes.
+/// All rows except the timeline's, for a rewrite without foreign writes.
 #[derive(Default)]
 pub(super) struct Rows(HashMap<RowKey, Box<[u8]>>);
 
@@ -302,7 +301,7 @@ pub(super) fn read_meta(database: &impl ReadableDatabase) -> Result<Meta, Cause>
     })
 }
 
-/// Without `lost`, the next start takes unaccounted endpoints for leaks.
+/// Without `lost`, the next start takes unrecorded endpoints for leaks.
 pub(super) fn write_meta(database: &Database, boot_id: &str, epoch_high: u64, lost: bool) -> Result<(), Cause> {
     let txn = database.begin_write()?;
     {
@@ -426,7 +425,7 @@ fn read_record(key: u16, value: &[u8]) -> Result<EndpointRecord, Cause> {
     Ok(record)
 }
 
-/// Rejects rows under a wrong key: a write would duplicate them, and no remove would match.
+/// Rejects rows under a wrong key: writes would duplicate them, removes would miss them.
 fn filed_under(table: &str, key: impl ToString, says: impl ToString) -> Result<(), Cause> {
     let (key, says) = (key.to_string(), says.to_string());
     if key == says { Ok(()) } else { Err(Cause::Damaged(format!("{table} row {key}: it says {says}"))) }

@@ -1,7 +1,7 @@
 //! `wharf-node`: setup of Wharf's container image, which has no shell.
 //!
-//! `install` copies the plugin to the host. `run` executes the agent. `ready` is the readiness probe: it copies the
-//! network configuration to the host, from which the runtime takes the node's network as ready, only when the agent is.
+//! `install` copies the plugin to the host, `run` executes the agent. `ready` is the readiness probe: when the agent is
+//! ready, it copies the network configuration, by which the runtime detects a ready network.
 
 use std::{
     ffi::OsString,
@@ -14,12 +14,12 @@ use std::{
 use anyhow::{Context, Result, bail};
 use nix::mount::{MsFlags, mount};
 
-/// Path in the image, and mode on the host.
+/// Path in the image, and host mode.
 const PLUGIN: (&str, u32) = ("/opt/cni/bin/wharf-cni", 0o755);
 const CONFLIST: (&str, u32) = ("/etc/cni/net.d/10-wharf.conflist", 0o644);
 const AGENT: &str = "/usr/bin/wharf-agent";
 const TOOL: &str = "/usr/bin/wharf";
-/// In the run directory, from the agent's first start after a boot.
+/// In the run directory since the agent's first start in a boot.
 const STORE: &str = "state.redb";
 
 const USAGE: &str = "\
@@ -54,8 +54,8 @@ fn install(plugins: &Path, networks: &Path, run: &Path) -> Result<()> {
     withdraw(Path::new(CONFLIST.0), networks, run)
 }
 
-/// Removes the network that an earlier boot left, so that the runtime waits for `ready`. A restart of the agent leaves
-/// it, because the node would become unready. A network other than the image's is the operator's.
+/// Removes an earlier boot's network: the runtime waits for `ready`. A restarted agent keeps it, or the node would
+/// become unready. A network that differs from the image's is the operator's.
 fn withdraw(conflist: &Path, networks: &Path, run: &Path) -> Result<()> {
     let network = target(conflist, networks)?;
     let is_ours = || fs::read(&network).is_ok_and(|there| fs::read(conflist).is_ok_and(|ours| ours == there));
@@ -75,7 +75,7 @@ fn ready(networks: &Path) -> Result<()> {
     offer(Path::new(CONFLIST.0), networks)
 }
 
-/// Copies the network unless there is one, which is the operator's. A dangling link counts as existing.
+/// Keeps an existing network, which is the operator's, even if it is a dangling link.
 fn offer(conflist: &Path, networks: &Path) -> Result<()> {
     let network = target(conflist, networks)?;
     match fs::symlink_metadata(&network) {
@@ -88,35 +88,32 @@ fn offer(conflist: &Path, networks: &Path) -> Result<()> {
     }
 }
 
-/// Path of a copy.
 fn target(source: &Path, directory: &Path) -> Result<PathBuf> {
     let name = source.file_name().with_context(|| format!("copy {}: it has no name", source.display()))?;
     Ok(directory.join(name))
 }
 
-/// Copies by rename: a running plugin keeps the old file. An identical file stays, so that the runtime's directory
-/// watch does not fire.
+/// By rename: a running plugin keeps its file. An identical file stays, because runtimes watch the directory.
 fn put(source: &Path, directory: &Path, mode: u32) -> Result<String> {
     let target = target(source, directory)?;
     let bytes = fs::read(source).with_context(|| format!("read {}", source.display()))?;
     if fs::read(&target).is_ok_and(|there| there == bytes) {
         return Ok(format!("unchanged {}", target.display()));
     }
-    // Runtimes ignore files with such names.
+    // Runtimes ignore this name.
     let name = target.file_name().unwrap_or_default().display();
     let fresh = directory.join(format!(".{name}.wharf-new"));
     fs::write(&fresh, bytes)
         .and_then(|()| fs::set_permissions(&fresh, fs::Permissions::from_mode(mode)))
         .and_then(|()| fs::rename(&fresh, &target))
-        // Frees the space on a full disk.
+        // For a full disk.
         .inspect_err(|_| drop(fs::remove_file(&fresh)))
         .with_context(|| format!("install {}: is the host's directory mounted there, writable?", target.display()))?;
     Ok(format!("installed {}", target.display()))
 }
 
 fn run(arguments: &[OsString]) -> Result<()> {
-    // Container runtimes mount it read-only, and the agent turns on forwarding. The other flags are the runtimes'
-    // own.
+    // Runtimes mount it read-only with these flags, but the agent turns on forwarding.
     let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | MsFlags::MS_NOSUID | MsFlags::MS_NODEV | MsFlags::MS_NOEXEC;
     if is_read_only("/proc/sys")? {
         mount(None::<&str>, "/proc/sys", None::<&str>, flags, None::<&str>).context(

@@ -1,5 +1,5 @@
-//! The program in this endpoint's slot of `CALLS`. The sender's program chooses the receiver; the receiver's program
-//! decides. A late sender's stale slot or row fails here, or at the address check.
+//! The program in this endpoint's slot of `CALLS`. A late sender's stale slot or row fails here, or at the address
+//! check.
 
 use aya_ebpf::programs::TcContext;
 

@@ -1,5 +1,4 @@
-//! The object `endpoint`: the three programs of one endpoint. They are verified per endpoint, so they are short; the
-//! rest is in the object `node`.
+//! The object `endpoint`: three short programs, verified per endpoint; the rest is in the object `node`.
 //!
 //! | program | hook | packets |
 //! |---|---|---|
@@ -7,8 +6,8 @@
 //! | [`to_container`] | egress of the host side | from the stack to the container |
 //! | [`deliver`] | tail call | from another endpoint; unjudged; with a verdict |
 //!
-//! The hook programs write to no packet. Before a program that writes, the kernel unshares the packet's head; without
-//! memory for that, it drops the packet uncounted.
+//! The hook programs write to no packet: before a program that writes, the kernel unshares the packet's head, and
+//! without memory drops the packet uncounted.
 #![no_std]
 #![no_main]
 
@@ -17,13 +16,11 @@ mod deliver;
 use aya_ebpf::{macros::classifier, programs::TcContext};
 use wharf_ebpf::head;
 
-/// Packets from the container.
 #[classifier]
 pub fn from_container(ctx: TcContext) -> i32 {
     head::send(&ctx)
 }
 
-/// Packets from the node's stack.
 #[classifier]
 pub fn to_container(ctx: TcContext) -> i32 {
     head::receive(&ctx)

@@ -1,15 +1,12 @@
-//! Limits the connections that a client endpoint has open to the node's proxies.
+//! Limits a client endpoint's open connections to the node's proxies.
 //!
-//! The programs count opened connections in `PROXY_USE` and never count ended ones: no packet proves that a proxy has
-//! closed its socket, because a client can elicit resets and acknowledgements. The agent counts the proxies' sockets
-//! about once a second, sooner after many opens, and writes for each endpoint the count from which the programs
-//! refuse.
+//! Programs count opened connections in `PROXY_USE`, not ended ones: a client can elicit resets and acknowledgements,
+//! so no packet proves that a proxy closed its socket. About once a second, the agent counts the proxies' sockets and
+//! unfinished handshakes, and writes per endpoint the count from which programs refuse.
 //!
-//! A packet counts until a lookup finds the proxy's established socket, or that socket answers; the packet's content
-//! does not matter. A first packet counts where it comes from the node's stack (published ports, services): as soon as
-//! the proxy's listener has the handshake, the stack gives its packets to the proxy before any program sees them. The
-//! agent counts unfinished handshakes like sockets. A client that has the final packets of its handshakes dropped on
-//! the way (wrong checksum, full queue), in order to send them all again at once, is counted each time.
+//! A packet counts until a lookup finds the proxy's established socket, or that socket answers. First packets from the
+//! node's stack (published ports, services) count, because after the handshake the stack passes packets to the proxy
+//! before any program. Final handshake packets that were dropped on the way and are sent again count again.
 
 use core::ptr;
 
@@ -26,52 +23,45 @@ use crate::{
     redirect::{opens, tcp_state},
 };
 
-/// Row of `PROXY_USE` for the node: `opened` counts all connections, `limit` is the last tick in which limits are
-/// enforced.
+/// The node's row of `PROXY_USE`.
 const NODE: u32 = 0;
-/// TCP states in which a proxy may hold the socket, as bits (`BPF_TCP_*` of `linux/bpf.h`): `ESTABLISHED`, `FIN_WAIT1`,
-/// `FIN_WAIT2`, `CLOSE_WAIT`, `LAST_ACK`, `CLOSING`.
+/// TCP states with a proxy's socket, as bits (`BPF_TCP_*` of `linux/bpf.h`).
 const HELD: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
-/// `BPF_TCP_TIME_WAIT`: in this state only a first packet opens a connection.
+/// `BPF_TCP_TIME_WAIT`: only a first packet opens a connection.
 const TIME_WAIT: u32 = 6;
-/// Result of [`wharf_admit`]: the client's share is exhausted.
+/// Result of [`wharf_admit`]: no share left.
 const SPENT: u32 = 1 << 16;
 
-/// Flags after which the flow's connection may be over.
+/// The connection may be over. Not after the client's FIN: the proxy still has the socket.
 pub const ENDED: u16 = FLOW_FIN_REPLY | FLOW_RESET;
 
-/// True when the next packet of a flow with these flags cannot open a connection. False before the proxy's socket is
-/// found, and after the proxy's FIN or a RST: with SYN cookies, an acknowledgement opens the next connection. After the
-/// client's FIN the proxy still has the socket.
+/// The next packet cannot open a connection. False before the proxy's socket is found, and after the proxy's FIN or a
+/// RST: with SYN cookies, an acknowledgement opens the next connection.
 #[inline(always)]
 pub fn is_admitted(flags: u16) -> bool {
     flags & (FLOW_ADMITTED | ENDED) == FLOW_ADMITTED
 }
 
-/// True while the proxy's socket of the flow's connection was not found. A listener that answers with SYN cookies makes
-/// it at the packet that completes the handshake.
+/// The connection has no socket yet. With SYN cookies, the packet that completes the handshake creates it.
 #[inline(always)]
 pub fn may_await_socket(flags: u16) -> bool {
     flags & (FLOW_ADMITTED | ENDED) == 0
 }
 
-/// Admits a packet of a TCP flow to a proxy; `direction`: of the endpoint that judges it. Returns [`FLOW_ADMITTED`]
-/// when later packets need no check, else zero.
-///
-/// # Errors
-/// `ProxyShareSpent`.
+/// Admits a packet of a TCP flow to a proxy. Returns [`FLOW_ADMITTED`] when later packets need no check, else zero.
+/// Error: `ProxyShareSpent`.
 #[inline(always)]
 pub fn admit(ctx: &TcContext, packet: &Packet, direction: Direction) -> Result<u16, DropReason> {
     let by_stack = if direction as u32 == Direction::Ingress as u32 { BY_STACK } else { 0 };
     let what = if opens(packet.signals) { FIRST | by_stack } else { 0 };
-    // SAFETY: the context the program was called with.
+    // SAFETY: the context.
     match core::hint::black_box(unsafe { wharf_admit(ctx.skb.skb, packet.ports(), what) }) {
         SPENT => Err(DropReason::ProxyShareSpent),
         flags => Ok(flags as u16),
     }
 }
 
-/// Arguments of [`wharf_admit`]. The first packet of a connection.
+/// Argument of [`wharf_admit`]: a connection's first packet.
 const FIRST: u32 = 1 << 0;
 /// With [`FIRST`].
 const BY_STACK: u32 = 1 << 1;
@@ -104,8 +94,7 @@ pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, what: u32)
     else {
         return SPENT;
     };
-    // SAFETY: map values shared by CPUs: reads are word-sized, additions atomic. Each CPU may admit one connection
-    // too many.
+    // SAFETY: map values: words are read whole, additions atomic. Each racing CPU may admit one connection too many.
     unsafe {
         if ptr::read_volatile(&raw const (*node).limit).wrapping_sub(now()).cast_signed() >= 0 && is_spent(used) {
             return SPENT;
@@ -118,29 +107,25 @@ pub unsafe extern "C" fn wharf_admit(skb: *mut __sk_buff, ports: u32, what: u32)
     0
 }
 
-/// True if a socket that a proxy may hold sent the packet. It proves the connection where the node translates the
-/// client's packets behind the hook, so that a lookup by their addresses finds no socket.
+/// A socket that a proxy may hold sent the packet. It proves the connection where the node translates addresses behind
+/// the hook, and lookups find no socket.
 #[inline(always)]
 pub fn is_by_held_socket(ctx: &TcContext) -> bool {
-    // SAFETY: the program's context; a socket is null or lives as long as the packet.
+    // SAFETY: the context; a socket is null or lives as long as the packet.
     unsafe {
         let socket = ptr::read_volatile(&raw const (*ctx.skb.skb).__bindgen_anon_2.sk);
         !socket.is_null() && HELD >> (ptr::read_volatile(&raw const (*socket).state) & 31) & 1 != 0
     }
 }
 
-/// Endpoint with the source address, if the packet came from its link or from the node. A packet from elsewhere with an
-/// endpoint's address is forged and counts for no endpoint.
+/// Endpoint with the source address, if the packet came from its link or the node; other packets are forged.
 #[inline(always)]
 fn client(ctx: &TcContext, source: Ipv6Address) -> Option<&'static EndpointRow> {
-    // SAFETY: the context the program was called with.
+    // SAFETY: the context.
     let came_by = unsafe { (*ctx.skb.skb).ingress_ifindex };
     endpoint(source).filter(|row| came_by == 0 || came_by == row.ifindex)
 }
 
-/// # Safety
-///
-/// `used` is a map value.
 #[inline(always)]
 unsafe fn is_spent(used: *const ProxyUse) -> bool {
     // SAFETY: a map value; words are read whole.

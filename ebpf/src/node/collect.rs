@@ -1,22 +1,20 @@
-//! Removes rows of `FLOWS` whose flow is over or lost an endpoint, counts each endpoint's rows, and frees unused places
-//! of its shares. User space runs it every few seconds, while packets flow. It is a raw tracepoint, because a test run
-//! of a classifier would block this CPU's packets (Linux 6.10).
+//! Removes rows of `FLOWS` that are over or lost an endpoint, counts each endpoint's rows, and frees unused places.
+//! User space runs it every few seconds, while packets flow. A raw tracepoint: a classifier's test run would block this
+//! CPU's packets (Linux 6.10).
 //!
-//! The kernel deletes by key, so a packet could change the row between check and delete. No row of a living flow is
-//! lost:
+//! A packet could change a row between check and delete (by key). No living flow loses its row:
 //!
-//! - A row that is over is never refreshed: a packet replaces it (`FlowRow::is_over`). This program applies the same
-//!   rule with [`MARGIN`] to spare.
-//! - During a collection, a packet that replaces a row puts the new row into the LRU table (`recent::is_collecting`),
-//!   and no flow moves from there to `FLOWS`.
-//! - No flow begins in `FLOWS` with a key that is being removed. After another CPU removed a row, a packet does not
-//!   know that it replaces one. So this program publishes the key's mark (`FlowUse::recent_counted` of row 0), looks
-//!   the row up, checks it again, and deletes it. A packet that finds no row and sees the mark
-//!   (`recent::is_being_removed`) begins its flow in the LRU table. If it does not see the mark, the second lookup is
-//!   later: it finds no row, or a new one. The atomic addition orders these accesses (a full barrier on x86-64);
-//!   elsewhere, the time between two helper calls remains. If all flows of that time began in the LRU table, a flood
+//! - A packet never refreshes a row that is over, but replaces it (`FlowRow::is_over`); this program waits [`MARGIN`]
+//!   longer.
+//! - During a collection, a replacing row goes to the LRU table (`recent::is_collecting`), and no flow moves from there
+//!   to `FLOWS`.
+//! - No flow begins in `FLOWS` with a key in removal. This program publishes the key's mark (`FlowUse::recent_counted`
+//!   of row 0), looks the row up, checks it again, and deletes it. A packet that sees the mark
+//!   (`recent::is_being_removed`) begins its flow in the LRU table. A packet that does not see it precedes the second
+//!   lookup, which finds no row or the new row. The atomic addition orders these accesses (a full barrier on x86-64;
+//!   elsewhere, only the time between two helper calls). Not all flows of that time begin in the LRU table: a flood
 //!   could evict them.
-//! - Only the other end refreshes a row that lost an endpoint. That flow reaches no endpoint.
+//! - Only the other end refreshes a row that lost an endpoint.
 
 use core::{ffi::c_void, ptr};
 
@@ -33,10 +31,10 @@ use wharf_ebpf::{
 
 use crate::packet::Key;
 
-/// Idle ticks after which a flow's endpoints are looked up.
+/// Idle ticks before a flow's endpoints are looked up.
 const LOOKED_AT: u32 = 8;
 
-/// Ticks beyond a flow's timeout after which its row is removed.
+/// Ticks beyond the timeout.
 const MARGIN: u32 = 1;
 const NODE: u32 = 0;
 
@@ -47,7 +45,7 @@ pub fn run() {
     let flows = (&raw const FLOWS).cast_mut().cast();
     let places = (&raw const FLOWS_RECENT).cast_mut().cast();
     let slots = (&raw const FRAGMENT_SLOTS).cast_mut().cast();
-    // Packets are dated by the coarse clock, which this program type cannot read; it lags by at most a timer tick.
+    // Packets use the coarse clock, which this program type cannot read; it lags by at most a timer tick.
     // SAFETY: a helper without arguments.
     let now = (unsafe { bpf_ktime_get_ns() } >> TICK_SHIFT) as u32;
     let mut sweep = Sweep { now, rows: 0, expired: 0, orphaned: 0 };
@@ -107,7 +105,7 @@ unsafe extern "C" fn row(map: *mut c_void, key: *mut FlowKey, row: *mut FlowRow,
             return 0;
         }
         let Some(node) = FLOW_USE.get_ptr_mut(NODE) else { return 0 };
-        // A copy: another flow can reuse the row's memory.
+        // A copy: the row's memory can be reused.
         let key = ptr::read(key.cast::<Key>());
         let key = key.as_shared();
         let removed = &raw mut (*node).recent_counted;
@@ -132,9 +130,6 @@ enum Fate {
     Orphaned,
 }
 
-/// # Safety
-///
-/// `key` and `row` are of the map of flows.
 #[inline(always)]
 unsafe fn fate(key: *const FlowKey, row: *const FlowRow, now: u32) -> Fate {
     // SAFETY: the caller's contract.
@@ -149,7 +144,7 @@ unsafe fn fate(key: *const FlowKey, row: *const FlowRow, now: u32) -> Fate {
     }
 }
 
-/// Frees the places of flows that are no longer recent.
+/// Frees places of flows that are not recent.
 unsafe extern "C" fn place(map: *mut c_void, place: *mut u32, key: *mut FlowKey, _: *mut Sweep) -> i64 {
     // SAFETY: key and value of the kernel's walk; a row of `FLOWS` outlives this run.
     unsafe {
@@ -160,7 +155,7 @@ unsafe extern "C" fn place(map: *mut c_void, place: *mut u32, key: *mut FlowKey,
     0
 }
 
-/// Frees the places of fragmented packets after their timeout.
+/// Frees places of old fragments.
 unsafe extern "C" fn slot(map: *mut c_void, place: *mut u32, slot: *mut FragmentSlot, sweep: *mut Sweep) -> i64 {
     // SAFETY: key, value and context of the kernel's walk. A packet that takes the place now loses it.
     unsafe {
@@ -188,11 +183,11 @@ fn has_ends(key: &FlowKey, row: &FlowRow) -> bool {
     if row.flags & FLOW_PREFIX == 0 {
         return is_alive(&key.low, row.low_epoch) && is_alive(&key.high, row.high_epoch);
     }
-    // The prefix's endpoint is found only as the owner, so the row lives as long as the owner does.
+    // The prefix's endpoint is found only as the owner: the row lives as long.
     is_router(row) || is_owner(&key.low, row.low_epoch, row.owner) || is_owner(&key.high, row.high_epoch, row.owner)
 }
 
-/// The owner has source prefixes, and an end of the flow.
+/// The owner has source prefixes and an end of the flow.
 #[inline(always)]
 fn is_router(row: &FlowRow) -> bool {
     let Some(owner) = Profile::of(row.owner.into()) else { return false };
@@ -208,7 +203,6 @@ fn is_owner(address: &wharf_common::EndpointKey, epoch: u32, owner: u16) -> bool
     unsafe { ENDPOINTS.get(address) }.is_some_and(|row| row.endpoint_id == owner && row.epoch as u32 == epoch)
 }
 
-/// Also true for an end without endpoint.
 #[inline(always)]
 fn is_alive(address: &wharf_common::EndpointKey, epoch: u32) -> bool {
     // SAFETY: the row outlives this run.

@@ -1,20 +1,20 @@
-//! Passes the packets of an established flow that change nothing in its row. Every other packet goes on to `judge`,
-//! with the same words. Only a missing program drops a packet here.
+//! Passes packets that change nothing in their established flow's row; others continue in `judge`, with the same words.
+//! Only a missing program drops a packet.
 //!
-//! The endpoint's program has judged the packet ([`wharf_ebpf::shortcut`]): it is whole and has no IP options or
-//! extension headers. `judge` would pass a packet and leave the row as it is on these conditions:
+//! [`wharf_ebpf::shortcut`] has judged the packet: it is whole, without IP options or extension headers. `judge` would
+//! change nothing on these conditions:
 //!
 //! | condition | else `judge` would |
 //! |---|---|
-//! | TCP without SYN, FIN, RST, or UDP, with a whole header | end or begin the flow, or refuse the packet |
-//! | the flow is kept, answered, and has not ended | keep, answer or replace it |
-//! | the epochs of both ends match | begin another flow |
-//! | it was judged by the current rules | judge it again |
-//! | it was seen in this tick | write the tick |
-//! | no proxy, service or source prefix is involved | mark, redirect or count the packet |
-//! | the way of the pair cannot have changed | record the way |
+//! | TCP without SYN, FIN, RST, or UDP; whole header | end, begin or refuse the flow |
+//! | the flow is kept, answered, not ended | keep, answer or replace it |
+//! | both ends' epochs match | begin another flow |
+//! | judged by current rules | judge again |
+//! | seen in this tick | write the tick |
+//! | no proxy, service or source prefix | mark, redirect or count |
+//! | the pair's way cannot have changed | record the way |
 //!
-//! It is not a part of `judge`, because the verifier would follow each of these branches through `judge`.
+//! Separate from `judge`: the verifier would follow each of these branches through `judge`.
 
 use core::{hint::black_box, ptr};
 
@@ -44,10 +44,10 @@ use crate::{
     policy, redirect, stack_path,
 };
 
-/// Flags of rows that only `judge` handles; [`FLOW_REPLIED`] must be set.
+/// Flags of rows for `judge`; [`FLOW_REPLIED`] must be set.
 const OTHERS: u16 = FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET | FLOW_RECENT | FLOW_PREFIX | FLOW_OF_PROXY;
 const ENDS_OR_BEGINS: u16 = (SIGNAL_FIN | SIGNAL_SYN | SIGNAL_RST) as u16;
-/// Offset of data offset and flags (RFC 9293, 3.1).
+/// Data offset and flags (RFC 9293, 3.1).
 const TCP_FLAGS: usize = 12;
 const TCP_BYTES: u16 = 20;
 const UDP_BYTES: u16 = 8;
@@ -74,10 +74,9 @@ pub fn run(ctx: &TcContext) -> i32 {
     verdict(DropReason::NoNodeProgram).after(asked.peer.forwarded()).hand_over(ctx)
 }
 
-/// True for a packet that `judge` would pass without a change of the row.
 #[inline(always)]
 fn passes(ctx: &TcContext, asked: &Asked) -> bool {
-    // Before the rules: as in `judge`.
+    // Before the rules, as in `judge`.
     let generation = policy::state().generation;
     let receives = asked.direction as u32 == Direction::Ingress as u32;
     let is_between = !receives && asked.peer.endpoint_id != 0;
@@ -107,10 +106,10 @@ fn passes(ctx: &TcContext, asked: &Asked) -> bool {
     if receives { by_stack || sender == 0 } else { !is_between || !by_stack }
 }
 
-/// Ports as [`Packet::ports`], and the protocol, of a packet that neither begins nor ends its flow.
+/// [`Packet::ports`] and protocol of a packet that neither begins nor ends its flow.
 #[inline(always)]
 fn ports(ctx: &TcContext) -> Option<(u32, u8)> {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     let is_ipv4 = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).protocol) } == PROTOCOL_IPV4;
     let (protocol, bytes, at) = if is_ipv4 {
         let packet: Framed<Ipv4> = Framed::at_start(ctx)?;

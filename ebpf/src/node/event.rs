@@ -1,4 +1,4 @@
-//! Node program that writes an event on the `EVENTS` ring and forwards the packet.
+//! Writes an event on the `EVENTS` ring and forwards the packet.
 
 use core::mem::{MaybeUninit, offset_of};
 
@@ -33,10 +33,10 @@ pub fn run(ctx: &TcContext) -> i32 {
 
 #[inline(always)]
 fn send(ctx: &TcContext, told: &Told) {
-    // The sender has checked for room (`wharf_ebpf::event`).
+    // The sender checked for room (`wharf_ebpf::event`).
     let Some(mut entry) = EVENTS.reserve(0) else { return };
     let event = entry.as_mut_ptr();
-    // SAFETY: the ring's memory for an event; the program's context.
+    // SAFETY: the ring's memory for an event; the context.
     unsafe {
         (*event).timestamp_ns = bpf_ktime_get_ns();
         (*event).epoch = told.words.epoch();
@@ -62,17 +62,15 @@ const UDP: u8 = 17;
 const ICMP: u8 = 1;
 const ICMPV6: u8 = 58;
 
-/// A helper copies the bytes: it also reads non-linear data, never moves the packet, and leaves zeros past its end.
+/// Uses a helper: it also reads non-linear data, never moves the packet, and leaves zeros past its end.
 ///
-/// # Safety
-///
-/// `event`: memory of an event's size.
+/// `event`: an event's memory.
 #[inline(always)]
 unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
     // SAFETY: the function's contract; destinations have the given length.
     unsafe {
         let source: *mut u64 = (&raw mut (*event).source).cast();
-        // Volatile: plain stores would become a call to a byte-by-byte `memset`.
+        // Volatile: plain stores become a call of a byte-wise `memset`.
         for word in 0..4 {
             source.add(word).write_volatile(0);
         }
@@ -92,7 +90,7 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                 mapped(source.add(2), header[4]);
                 let protocol = (u32::from_be(header[2]) >> 16) as u8;
                 (*event).protocol = protocol;
-                // Later fragments have no transport header.
+                // Later fragments have no ports.
                 if u32::from_be(header[1]) & 0x1fff != 0 {
                     return;
                 }
@@ -118,7 +116,6 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
                     }
                     offset += extension_bytes(next, header >> 16 & 0xff);
                     next = (header >> 24) as u8;
-                    // Later fragments have no further headers.
                     if later_fragment {
                         break;
                     }
@@ -148,10 +145,6 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
     }
 }
 
-/// Writes an IPv4-mapped address.
-///
-/// # Safety
-///
 /// `to`: two writable words.
 #[inline(always)]
 unsafe fn mapped(to: *mut u64, address: u32) {
@@ -159,13 +152,11 @@ unsafe fn mapped(to: *mut u64, address: u32) {
     unsafe { to.add(1).write(u64::from(0xffff_u32.to_be()) | u64::from(address) << 32) }
 }
 
-/// False and zeros if the packet has fewer bytes.
+/// False, and zeros, past the packet's end.
 ///
-/// # Safety
-///
-/// `to`: as many writable bytes.
+/// `to`: `bytes` writable bytes.
 #[inline(always)]
 unsafe fn load(skb: *mut __sk_buff, offset: u32, to: *mut u8, bytes: u32) -> bool {
-    // SAFETY: the caller's contract. On an error the helper wrote zeros.
+    // SAFETY: the caller's contract.
     unsafe { bpf_skb_load_bytes(skb.cast(), offset, to.cast(), bytes) == 0 }
 }

@@ -1,11 +1,9 @@
-//! Finds the flow of every packet from an endpoint, or from the stack to one, maintains its row (`wharf_common::flow`),
-//! and decides the way between two endpoints.
+//! Finds a packet's flow, maintains its row (`wharf_common::flow`), and decides the way between endpoints.
 //!
-//! **Replies take the flow's way.** If a node rule translates a packet to another endpoint, only the stack can
-//! translate the replies back. The flow's row has the way; without a row, [`crate::stack_path`].
+//! Only the stack can undo a node rule's translation, so replies take the flow's way: from its row, or without a row
+//! from [`crate::stack_path`].
 //!
-//! A packet between two endpoints passes here once, at its sender. `judge` contains [`wharf_flow`], which saves a tail
-//! call per packet.
+//! A packet between endpoints passes here once, at its sender.
 
 use core::ptr;
 
@@ -43,14 +41,12 @@ use crate::{
 /// ICMP error header (RFC 792, RFC 4443).
 pub const ICMP_ERROR_BYTES: usize = 8;
 
-/// Finds the packet's flow and way, and applies policy.
-///
-/// # Errors
-/// A drop; `Malformed` only with policy, for a truncated packet.
+/// Finds the packet's flow and way, and applies policy. Error: a drop; `Malformed` only with policy, for a truncated
+/// packet.
 #[inline(always)]
 pub fn way(ctx: &TcContext, asked: Asked) -> Result<Way, DropReason> {
     let [ids, own_epoch, peer_epoch] = asked.numbers();
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     let way = unsafe { wharf_flow(ctx.skb.skb, ids, own_epoch, peer_epoch) };
     // The compiler knows the possible results, the verifier does not.
     match core::hint::black_box(way) {
@@ -77,7 +73,7 @@ const UNKNOWN_TRANSPORT: u32 = DropReason::UnknownTransport as u32;
 const PROXY_UNAVAILABLE: u32 = DropReason::ProxyUnavailable as u32;
 const PROXY_SHARE_SPENT: u32 = DropReason::ProxyShareSpent as u32;
 
-/// [`way`] as a global function. Result: [`DIRECT`], [`STACK`], [`PROXY`], or a drop's reason.
+/// Result: [`DIRECT`], [`STACK`], [`PROXY`], or a drop's reason.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_flow(skb: *mut __sk_buff, ids: u32, own_epoch: u32, peer_epoch: u32) -> u32 {
@@ -98,9 +94,9 @@ pub fn now() -> u32 {
 
 #[inline(always)]
 fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
-    // Before the rules: a flow judged during a change is judged again.
+    // Read before the rules: a flow judged during a change is judged again.
     let mut policy = policy::state();
-    // A truncated IP header has no flow; without policy the receiver's stack judges the packet.
+    // For a truncated IP header. Without policy, the receiver's stack judges it.
     let unknown = || if policy.generation == 0 { Ok(Way::Direct) } else { Err(DropReason::Malformed) };
     let Some(mut packet) = Packet::at(ctx, ETHERNET_BYTES) else { return unknown() };
     if packet.is_fragment() {
@@ -109,7 +105,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
         let what = Fragment::of(asked, &packet).number();
         let at = packet.identification_at;
-        // SAFETY: the program's context.
+        // SAFETY: the context.
         let first = unsafe { wharf_fragment(ctx.skb.skb, what, asked.own_epoch, at, packet.ports()) };
         if first & LONE != 0 {
             return Err(DropReason::LoneFragment);
@@ -124,17 +120,17 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         return policy::judge(ctx, asked, asked.peer.endpoint_id, &packet, true, 0, 0).map(|_| Way::Direct);
     }
     if packet.is_error {
-        // It takes the way of the reported packet.
+        // An error takes the way of the packet that it reports.
         let sends = asked.direction as u32 == Direction::Egress as u32;
         let inner = (packet.transport + ICMP_ERROR_BYTES) as u32
             | if sends { ABOUT_SENT } else { 0 }
             | if asked.peer.endpoint_id != 0 { ABOUT_BETWEEN } else { 0 };
-        // SAFETY: the program's context.
+        // SAFETY: the context.
         let about = unsafe { wharf_about(ctx.skb.skb, inner, asked.own, asked.own_epoch) };
         if about & ABOUT_STRANGE != 0 {
             return Err(DropReason::ProxyUnavailable);
         }
-        // Policy did not pass that flow: the error is judged separately.
+        // Current policy did not pass that flow: the error itself is judged.
         let rule = if about as u32 == policy.generation {
             rule_about(about)
         } else {
@@ -204,7 +200,6 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
                 is_judged = true;
             }
         } else {
-            // Of other endpoints, or of a flow that is over.
             if row.flags & FLOW_RECENT != 0 {
                 recent::left(row.owner);
             }
@@ -226,8 +221,8 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         let passed = policy::judge(ctx, asked, peer, &packet, by_owner, rule, flags)?;
         rule = passed.rule();
         if passed.is_redirected() && flags & FLOW_PROXIED == 0 {
-            // The proxy's answers to itself would be taken for answers to the client, and its socket would take the
-            // client's packets: the later connection waits for the end of the proxy's, or replaces the client's.
+            // Packets of equal connections of client and proxy would mix. A client's later connection waits for the end
+            // of the proxy's; the proxy's replaces the client's.
             let is_upstream = flags & FLOW_UPSTREAM != 0;
             if packet.protocol == TCP && is_held_by_proxy(other(&key, is_upstream)) && !is_upstream {
                 return Err(DropReason::ProxyUnavailable);
@@ -240,7 +235,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             flags |= redirect.flag();
             policy.generation = redirect.generation(policy.generation);
         }
-        // Packets that the node sends as a server are judged without that server's rules: the row is not updated.
+        // Packets that the node sends as a server are judged without the server's rules: the row stays unchanged.
         let is_whole = forget(u64::from(by_owner || !redirect::is_by_node(ctx))) & 1 != 0;
         if is_whole
             && let Some((row, _)) = &mut found
@@ -286,7 +281,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     Ok(way)
 }
 
-/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. False for an answer to drop:
+/// Marks a packet to a service for the backend's hook. False: drop an answer to a service address that is no longer
 /// its sender accepted it by a service address that is no longer accepted.
 #[inline(always)]
 fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
@@ -296,7 +291,7 @@ fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
                 UNDECIDED => MARK_UNDECIDED,
                 _ => MARK_BY_SERVICE | ((rule & CHECK_BACKEND) / (CHECK_BACKEND / MARK_UNDECIDED)),
             };
-            // SAFETY: the program's context; a classifier may write the field.
+            // SAFETY: the context; a classifier may write the field.
             unsafe { (*ctx.skb.skb).mark |= mark };
         } else if rule == UNDECIDED && policy::service_mark(ctx) != 0 {
             return false;
@@ -305,13 +300,12 @@ fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
     true
 }
 
-/// Hides the number from the verifier, which otherwise follows one path per possible range (Linux before 6.8).
+/// Hides the number from the verifier, which otherwise follows a path per possible range (Linux before 6.8).
 #[inline(always)]
 pub fn forget(number: u64) -> u64 {
     core::hint::black_box(wharf_forget(number))
 }
 
-/// The verifier does not know its result.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wharf_forget(number: u64) -> u64 {
@@ -320,7 +314,7 @@ pub extern "C" fn wharf_forget(number: u64) -> u64 {
 
 /// Result flags of [`wharf_about`]. The flow takes the stack.
 const ABOUT_STACK: u64 = 1 << 32;
-/// The error goes to the proxy, which replaces that end.
+/// The error goes to the proxy.
 const ABOUT_PROXY: u64 = 1 << 33;
 /// The proxy has replaced the error's sender.
 const ABOUT_STRANGE: u64 = 1 << 34;
@@ -335,8 +329,8 @@ fn rule_about(about: u64) -> u32 {
     if about & ABOUT_UNDECIDED != 0 { UNDECIDED } else { (about >> SERVICE_SHIFT) as u32 & SERVICE_BITS }
 }
 
-/// Flow of the packet at `offset` that an ICMP error at endpoint `own` reports: the rules' generation at its judgement
-/// if its ends have not changed since (zero without a row), and the flags above.
+/// Flow of the packet at `offset` that an ICMP error at endpoint `own` reports: the flags above, and the policy
+/// generation of its judgement while its ends are unchanged (zero without a row).
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32, own_epoch: u32) -> u64 {
@@ -358,7 +352,7 @@ pub unsafe extern "C" fn wharf_about(skb: *mut __sk_buff, offset: u32, own: u32,
     let (mut key, by_high) = about.key();
     // One number, so that both are in one slot of the stack.
     let known = core::hint::black_box(answer | u64::from(by_high));
-    // A client's own packets to the proxy reach no host that could report them.
+    // No host reports a client's packets to the proxy.
     if about.protocol == TCP && other(&key, false) & FOUND != 0 {
         key.switch_upstream();
     }
@@ -387,7 +381,7 @@ enum Table {
     New,
 }
 
-/// Another flow can reuse the row meanwhile; the epochs mostly reveal it.
+/// Another flow can reuse the row meanwhile; mostly, its epochs differ.
 #[inline(always)]
 fn find(key: &Key) -> Option<(&'static mut FlowRow, Table)> {
     // SAFETY: a row's memory outlives this run; fields are accessed separately.
@@ -399,8 +393,8 @@ fn find(key: &Key) -> Option<(&'static mut FlowRow, Table)> {
     }
 }
 
-/// Flags, with [`FOUND`], of the other flow with this key's addresses and ports: the proxy's in the client's name for
-/// the client's own, and the reverse. Zero without a row. `removes`: not zero to remove it. A global function.
+/// Flags and [`FOUND`] of the flow with the switched key ([`Key::switch_upstream`]); zero without a row. `removes`: not
+/// zero to remove it.
 ///
 /// # Safety
 ///
@@ -434,16 +428,15 @@ fn other(key: &Key, removes: bool) -> u32 {
     core::hint::black_box(unsafe { wharf_other(&raw const *key, removes.into()) })
 }
 
-/// True if the packet goes to the proxy, which began its flow in the name of the receiver, or is a reset by the node's
-/// stack in place of the proxy's socket, which is gone. `key`: of the client's own flow.
+/// The packet goes to the proxy, which began its flow in the receiver's name, or is the stack's reset in place of the
+/// proxy's closed socket. `key`: of the client's flow.
 #[inline(always)]
 fn is_of_upstream(ctx: &TcContext, key: &Key, by_high: bool) -> bool {
     let flags = other(key, false);
     flags & FOUND != 0 && (redirect::is_by_node(ctx) || by_high != (flags as u16 & FLOW_BY_HIGH != 0))
 }
 
-/// True if the proxy has both ends of a connection that it began in a client's name. `flags`: of [`other`], for the
-/// client's own flow.
+/// The proxy has both ends of a connection in a client's name. `flags`: of [`other`], for the client's flow.
 #[inline(always)]
 fn is_held_by_proxy(flags: u32) -> bool {
     flags as u16 & (FLOW_PROXIED | clients::ENDED) == FLOW_PROXIED
@@ -495,13 +488,13 @@ fn go_on(
         let sender = sources::sender(ctx);
         if sender.is_some() {
             flags |= FLOW_BY_STACK;
-            // Answers to others take the stack anyway.
+            // Other answers take the stack anyway.
             if sender.is_direct() && !asked.local_by_stack {
                 stack_path::note(ctx, packet, asked.own);
             }
         }
     } else if flags & FLOW_BY_STACK == 0 && noted(ctx, asked, packet) == Way::Stack {
-        // Another flow of the pair took the stack, whose connection tracking must know this one, too.
+        // Another flow of the pair took the stack, whose connection tracking must know this flow too.
         flags |= FLOW_BY_STACK;
     }
     let by_owner = by_high == (flags & FLOW_BY_HIGH != 0);
@@ -514,7 +507,7 @@ fn go_on(
         recent::left(row.owner);
         recent::count_kept(counters);
     }
-    // Written only on a change, so that CPUs do not exchange the cache line.
+    // Only on a change: CPUs share the cache line.
     // SAFETY: fields of a map value, written whole.
     unsafe {
         if row.seen != now {
@@ -530,7 +523,7 @@ fn go_on(
     if flags & FLOW_BY_STACK != 0 { Way::Stack } else { Way::Direct }
 }
 
-/// Moves a flow to the table without eviction, if the quota and the table have room and there is no collection.
+/// Moves a flow to `FLOWS`, if it has room and no collection runs.
 #[inline(always)]
 fn establish(key: &Key, row: FlowRow) {
     if recent::is_collecting() {
@@ -549,7 +542,7 @@ fn establish(key: &Key, row: FlowRow) {
 /// `EEXIST` of errno.h, as helpers return it.
 pub const EEXIST: i32 = -17;
 
-/// The flow has no row, or one that is over or of deleted endpoints.
+/// For a flow without a valid row.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "as for `go_on`")]
 fn begin(
@@ -582,8 +575,7 @@ fn begin(
         (way, asked.peer.endpoint_id, asked.peer.epoch)
     };
     if signals & SIGNAL_RST != 0 || signals & (SIGNAL_SYN | SIGNAL_ACK) == SIGNAL_SYN | SIGNAL_ACK {
-        // It ends an unknown flow, or answers an opening without a row. The packet after a valid answer begins the
-        // flow.
+        // Ends an unknown flow, or answers an opening without a row.
         return way;
     }
     if !egress && generation != 0 && redirect::is_answer(ctx, of_proxy) {
@@ -602,10 +594,10 @@ fn begin(
     let flags = direction | by_stack | of_proxy;
     let mut row = FlowRow { seen: now, low_epoch, high_epoch, flags, owner: owner as u16, generation, rule };
     row.flags = row.flags_after(signals, by_high);
-    // A collection can be removing the replaced row, or, on another CPU, have removed it.
+    // A collection may be removing the replaced row, or have removed it on another CPU.
     let enters = !(replaces && recent::is_collecting() || recent::is_being_removed(key.as_shared()));
     if !(enters && recent::enter(key, row, !egress && peer == 0)) {
-        // When two CPUs begin one flow, the first insert decides who began it.
+        // Of two CPUs, the first insert decides who began the flow.
         let _ = FLOWS_NEW.insert(key.as_shared(), row, u64::from(BPF_NOEXIST));
     }
     way
@@ -625,8 +617,7 @@ fn used_by(endpoint: u32) -> Option<*mut FlowUse> {
 #[inline(always)]
 fn may_begin(endpoint: u32, now: u32) -> bool {
     let Some(used) = used_by(endpoint) else { return false };
-    // SAFETY: a map value that CPUs share: words are accessed whole, or atomically. CPUs that race at a tick's end can
-    // exceed the bound.
+    // SAFETY: a map value; words are accessed whole, or atomically. Racing CPUs can exceed the bound.
     unsafe {
         if ptr::read_volatile(&raw const (*used).tick) != now {
             ptr::write_volatile(&raw mut (*used).tick, now);
@@ -686,8 +677,8 @@ impl Fragment {
     }
 }
 
-/// Records data of a packet's first fragment, or finds it for a later one. Bits of the result: source port; from 16,
-/// destination port; from 32, the protocol behind all extension headers. `what`: [`Fragment::number`]; `at`:
+/// Records ports and protocol of a packet's first fragment, or finds them for a later one. Bits of the result: source
+/// port; from 16, destination port; from 32, the protocol behind all extension headers. `what`: [`Fragment::number`];
 /// [`Packet::identification_at`]; `ports`: the first fragment's.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -714,9 +705,9 @@ pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoc
         let (source_port, destination_port) = (ports as u16, (ports >> 16) as u16);
         slot.row = FragmentRow { source_port, destination_port, seen: now(), epoch: own_epoch, protocol, pad: [0; 3] };
         match FRAGMENT_SLOTS.get_ptr_mut(place) {
-            // SAFETY: a map value. For a racing reader, wrong ports are no worse than none.
+            // SAFETY: a map value. Wrong ports for a racing reader are no worse than none.
             Some(held) => unsafe {
-                // Later fragments of the displaced packet can still arrive.
+                // Later fragments of the displaced packet can arrive.
                 let _ = FRAGMENTS.insert(&(*held).key, &(*held).row, 0);
                 ptr::write(held, slot);
             },
@@ -742,14 +733,14 @@ pub unsafe extern "C" fn wharf_fragment(skb: *mut __sk_buff, what: u32, own_epoc
 
 const FRAGMENT_PLACES: u32 = FRAGMENTS_SHARE / 2;
 
-/// Knuth's golden-ratio factor: consecutive identifications get different places.
+/// Knuth's golden-ratio hash: consecutive identifications get different places.
 #[inline(always)]
 fn place_of(key: &FragmentKey) -> u32 {
     let hash = key.identification.wrapping_mul(0x9e37_79b1) >> (32 - FRAGMENT_PLACES.trailing_zeros());
     u32::from(key.endpoint) * FRAGMENTS_SHARE + u32::from(key.direction & 1) * FRAGMENT_PLACES + hash
 }
 
-/// A byte comparison becomes a call of a function that loops.
+/// The compiler turns a byte comparison into a call of a loop.
 #[inline(always)]
 fn is_same(a: &FragmentSlot, b: &FragmentSlot) -> bool {
     // SAFETY: the key is first, 40 bytes without padding; aligned to 8.

@@ -1,14 +1,13 @@
-//! The object `node`: the node programs, loaded once for all endpoints and tail-called in the slots of
-//! [`wharf_common::map::NodeCall`] (see [`wharf_ebpf::handoff`]). The `skb` of a global function is the program's
-//! context.
+//! The object `node`: programs loaded once for all endpoints, tail-called in the slots of
+//! [`wharf_common::map::NodeCall`] ([`wharf_ebpf::handoff`]). A global function's `skb` is the program's context.
 //!
 //! | program | called by | does |
 //! |---|---|---|
 //! | [`established`] | `from_container`, `to_container` | passes packets that change nothing in their flow |
-//! | [`judge`] | `established`, `deliver` | judges packets of a container; finds flow and way |
-//! | [`neighbour`] | `judge` | judges and answers ARP and neighbour discovery |
-//! | [`event`] | `deliver` | writes the record of a drop or trace |
-//! | [`translated`] | hook of the router's link | judges packets to a service with a backend on another node |
+//! | [`judge`] | `established`, `deliver` | judges packets; finds flow and way |
+//! | [`neighbour`] | `judge` | answers ARP and neighbour discovery |
+//! | [`event`] | `deliver` | writes an event |
+//! | [`translated`] | router link's hook | judges packets to a backend on another node |
 //! | [`collect`] | user space | removes rows of finished flows |
 #![allow(
     clippy::needless_borrows_for_generic_args,
@@ -53,7 +52,7 @@ pub fn established(ctx: TcContext) -> i32 {
     established::run(&ctx)
 }
 
-/// Both directions: with a program for each, the kernel would verify the code that they share twice.
+/// Both directions: the kernel verifies shared code once.
 #[classifier]
 pub fn judge(ctx: TcContext) -> i32 {
     match Words::of(&ctx).direction() {

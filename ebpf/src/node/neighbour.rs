@@ -1,12 +1,12 @@
-//! ARP and IPv6 neighbour discovery of the container. Requests for the gateway are answered in place, past all hooks
-//! (`bpf_redirect_peer`); other messages are dropped. A request may come from an address in the endpoint's source
-//! prefixes: Linux asks so if the address is its own.
+//! Answers the container's ARP and IPv6 neighbour requests for the gateway in place, past all hooks
+//! (`bpf_redirect_peer`), and drops other messages. A request may come from the endpoint's source prefixes: Linux asks
+//! so from its own addresses.
 //!
-//! A **chained** endpoint's messages pass if they claim only its addresses (and the link-local address of its MAC), or
-//! are for it.
+//! A **chained** endpoint's messages pass if they are for it, or claim only its addresses and the link-local address of
+//! its MAC.
 //!
-//! Checksums, and options beyond the first, are not checked: the answer depends only on the target, and goes only to
-//! the requester.
+//! Checksums and options beyond the first are ignored: the answer depends only on the target and goes only to the
+//! requester.
 
 use core::{mem::offset_of, ptr};
 
@@ -36,7 +36,7 @@ const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
 /// Router, solicited, override (RFC 4861, 4.4).
 const ADVERTISED_FLAGS: u32 = 0xe000_0000;
 const ADVERTISED_BYTES: u16 = (size_of::<MessageWithOption>() - size_of::<Ipv6>()) as u16;
-/// Only a neighbour's packets arrive with this.
+/// Only neighbours' packets have it.
 const NEIGHBOUR_HOP_LIMIT: u8 = 255;
 
 #[inline(always)]
@@ -61,7 +61,7 @@ enum Outcome {
     Passes,
 }
 
-/// `arrives`: to a chained endpoint's container.
+/// `arrives`: for a chained endpoint's container.
 #[inline(always)]
 fn judge(ctx: &TcContext, endpoint: u32, arrives: bool) -> Result<Outcome, DropReason> {
     let asker = Profile::of(endpoint).ok_or(DropReason::NoConfig)?;
@@ -88,7 +88,7 @@ fn arp(ctx: &TcContext, asker: Profile, arrives: bool) -> Result<Outcome, DropRe
     if arrives {
         return if asker.owns4(joined(arp.target)) { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
     }
-    // `judge` compared it with the container's MAC.
+    // `judge` proved it.
     let asker_mac = packet.source_mac();
     let is_for_gateway = operation == ARP_REQUEST && asker.has_gateway4(joined(arp.target));
     let sender = joined(arp.sender);
@@ -122,7 +122,6 @@ enum Kind {
     Redirect,
 }
 
-/// `None` for other ICMPv6.
 #[inline(always)]
 fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
     let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -147,7 +146,7 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
             let group = destination.is_multicast();
             return Err(if group { DropReason::Multicast } else { DropReason::NeighbourUnknown });
         }
-        // Either would make the container a router.
+        // Either makes the container a router.
         Kind::RouterAdvertisement | Kind::Redirect => return Err(DropReason::NeighbourSpoof),
         Kind::Solicitation | Kind::Advertisement => {}
     }
@@ -170,7 +169,7 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
         return if passes { Ok(Outcome::Passes) } else { Err(DropReason::NeighbourUnknown) };
     }
     if source.is_unspecified() {
-        // Duplicate address detection: no answer means a free address.
+        // Duplicate address detection: silence means a free address.
         return Err(DropReason::Multicast);
     }
     let is_for_gateway = kind == Kind::Solicitation && asker.has_gateway6(target);
@@ -196,7 +195,7 @@ fn discovery(ctx: &TcContext, asker: Profile, kind: Kind, arrives: bool) -> Resu
     answer(ctx)
 }
 
-/// A container is the only host on its link, so it may claim any link-local address, unless chained.
+/// Alone on its link, a container may claim any link-local address, unless chained.
 #[inline(always)]
 fn claims_own(asker: Profile, address: Ipv6Address) -> bool {
     let own_link_local =
@@ -210,7 +209,7 @@ fn advertise(ctx: &TcContext, asker: Profile) -> Result<(), DropReason> {
     let asker_mac = frame.source_mac();
     let bytes = (ETHERNET_BYTES + size_of::<MessageWithOption>()) as u32;
     if ctx.len() != bytes {
-        // SAFETY: the program's context; packet pointers are read again below.
+        // SAFETY: the context; packet pointers are read again below.
         if unsafe { bpf_skb_change_tail(ctx.skb.skb, bytes, 0) } != 0 {
             return Err(DropReason::PacketWrite);
         }
@@ -250,7 +249,6 @@ fn checksum(answer: &MessageWithOption) -> u16 {
     let begin = (&raw const answer.message.ip.source).cast_mut().cast();
     // SAFETY: reads inside `answer`.
     let mut sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, begin, SUMMED, REST) } as u64 & 0xffff_ffff;
-    // 32 bits: two folds suffice.
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     !(sum as u16)
@@ -258,9 +256,8 @@ fn checksum(answer: &MessageWithOption) -> u16 {
 
 #[inline(always)]
 fn answer(ctx: &TcContext) -> Result<Outcome, DropReason> {
-    // A request is usually marked multicast; an answer with that mark makes new ARP entries stale. Older kernels do not
-    // reset it.
-    // SAFETY: the program's context.
+    // A request is usually marked multicast. Older kernels do not reset the mark, which makes new ARP entries stale.
+    // SAFETY: the context.
     match unsafe { bpf_skb_change_type(ctx.skb.skb, PACKET_HOST) } {
         0 => Ok(Outcome::Answered),
         _ => Err(DropReason::PacketWrite),

@@ -15,38 +15,38 @@ use wharf_ebpf::{
 
 use crate::flow::forget;
 
-/// IPv6's fragment header (RFC 8200, 4.5).
+/// Fragment header (RFC 8200, 4.5).
 pub const FRAGMENT: u8 = 44;
 const IDENTIFICATION: u32 = 4;
-/// Authentication header (RFC 4302), of both families.
+/// RFC 4302; IPv4 and IPv6.
 const AUTHENTICATION: u8 = 51;
-/// Bits of IPv6 extension headers: hop-by-hop, routing, destination options (RFC 8200, 4), fragment.
+/// IPv6 extension headers as bits: hop-by-hop, routing, destination options, fragment (RFC 8200, 4).
 const LOW_EXTENSIONS: u64 = 1 << 0 | 1 << 43 | 1 << 60 | 1 << FRAGMENT;
-/// Mobility (RFC 6275), HIP (RFC 7401), Shim6 (RFC 5533).
+/// RFC 6275, RFC 7401, RFC 5533.
 const MOBILITY: u8 = 135;
 const HIP: u8 = 139;
 const SHIM6: u8 = 140;
-/// "More fragments", and the offset's mask (RFC 791, 3.1).
+/// Flag and mask (RFC 791, 3.1).
 const MORE: u16 = 0x2000;
 const OFFSET: u16 = 0x1fff;
 const IPV4_BYTES: usize = 2;
 const TCP_FLAGS: usize = 13;
-/// Offset of SCTP's first chunk type (RFC 9260, 3).
+/// First chunk type (RFC 9260, 3).
 const SCTP_CHUNK: usize = 12;
 
-/// Ports: network byte order, zero if absent. Protocol: [`UNKNOWN_TRANSPORT`] without a found transport header.
+/// Ports: network byte order, zero if absent. Protocol: [`UNKNOWN_TRANSPORT`] if no transport header was found.
 pub struct Packet {
     pub source: Ipv6Address,
     pub destination: Ipv6Address,
     pub source_port: u16,
     pub destination_port: u16,
     pub protocol: u8,
-    /// ICMP or ICMPv6 type; an echo request's if not visible.
+    /// ICMP type; an echo request's if not visible.
     pub kind: u8,
     pub signals: u8,
-    /// About another packet (RFC 792, RFC 4443).
+    /// RFC 792, RFC 4443.
     pub is_error: bool,
-    /// IPv4-style flags and offset, host byte order; zero for a whole packet.
+    /// IPv4-style fragment flags and offset, host byte order.
     place: u16,
     /// Offset of a fragment's identification.
     pub identification_at: u32,
@@ -56,12 +56,12 @@ pub struct Packet {
 }
 
 impl Packet {
-    /// `None` for a truncated IP header. Global functions parse: all packets look alike to the verifier.
+    /// `None` for a truncated IP header.
     #[inline(always)]
     pub fn at(ctx: &TcContext, offset: usize) -> Option<Self> {
-        // SAFETY: the program's context.
+        // SAFETY: the context.
         let found = unsafe { wharf_headers(ctx.skb.skb, offset as u32) };
-        // The compiler would omit masks by the possible results; the verifier rejects unmasked offsets.
+        // The compiler knows the result's range and would omit masks, which the verifier needs.
         let found = core::hint::black_box(found);
         if found == 0 {
             return None;
@@ -87,7 +87,7 @@ impl Packet {
         })
     }
 
-    /// The current packet, with known [`Packet::ports`] and protocol.
+    /// The current packet, with known ports and protocol.
     #[inline(always)]
     pub fn with(ctx: &TcContext, ports: u32, protocol: u8) -> Option<Self> {
         Some(Self {
@@ -112,7 +112,7 @@ impl Packet {
         u32::from(self.source_port) | u32::from(self.destination_port) << 16
     }
 
-    /// Without all headers; RFC 7112, 5 permits to drop it.
+    /// A first fragment without all headers; RFC 7112, 5 permits to drop it.
     #[inline(always)]
     pub fn is_incomplete(&self) -> bool {
         self.is_incomplete
@@ -128,7 +128,7 @@ impl Packet {
         self.place & OFFSET != 0
     }
 
-    /// Type of the ICMP request that the packet is or answers; otherwise, and for an echo, zero.
+    /// Type of the ICMP request, also of an answer; else, and for an echo, zero.
     #[inline(always)]
     fn asked(&self) -> u8 {
         match (self.protocol, self.kind) {
@@ -139,7 +139,7 @@ impl Packet {
         }
     }
 
-    /// With true if the high end sent the packet.
+    /// True: the high end sent the packet.
     #[inline(always)]
     pub fn key(&self) -> (Key, bool) {
         let ports = (self.source_port, self.destination_port);
@@ -165,7 +165,7 @@ pub fn address(ctx: &TcContext, source: bool) -> Option<Ipv6Address> {
 /// The packet at `offset` has the current packet's IP version.
 #[inline(always)]
 fn address_at(ctx: &TcContext, offset: usize, source: bool) -> Option<Ipv6Address> {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     if unsafe { (*ctx.skb.skb).protocol } == PROTOCOL_IPV4 {
         let place = if source { offset_of!(Ipv4, source) } else { offset_of!(Ipv4, destination) };
         return Some(Ipv6Address::mapped(read(ctx, offset + place)?));
@@ -174,7 +174,7 @@ fn address_at(ctx: &TcContext, offset: usize, source: bool) -> Option<Ipv6Addres
     read(ctx, offset + place)
 }
 
-/// RFC 8200, 4.1 recommends no more.
+/// Limit of RFC 8200, 4.1.
 pub const EXTENSIONS: u32 = 6;
 
 #[inline(always)]
@@ -197,7 +197,7 @@ const SEARCHED: u32 = 0x7f0;
 pub const PACKET_MAX: u32 = 0x7ff;
 /// Mask of [`Packet::transport`].
 const TRANSPORT_MAX: u32 = 0xfff;
-/// Argument flag of [`wharf_transport`]: a later fragment.
+/// Argument flag of [`wharf_transport`].
 const IS_LATER: u32 = 1 << 8;
 /// Result flag: [`Packet::is_error`].
 const IS_ERROR: u64 = 1 << 48;
@@ -208,13 +208,12 @@ const CUT_SHORT: u64 = (UNKNOWN_TRANSPORT as u64) << PROTOCOL_SHIFT;
 
 /// Result flag of [`wharf_headers`]: [`Packet::is_incomplete`].
 const INCOMPLETE: u64 = 1 << 8;
-/// Fragment lengths are multiples of it (RFC 8200, 4.5).
+/// Bytes (RFC 8200, 4.5).
 const FRAGMENT_UNIT: u32 = 8;
 
 /// Parses the IP headers at `offset`. Bits of the result: next protocol; [`INCOMPLETE`]; from 16, IPv4-style flags and
-/// offset of a fragment; from 32, offset behind the IP headers; from 48, offset of a fragment's identification. Zero
-/// for a truncated IP header. The protocol is [`UNKNOWN_TRANSPORT`] for too many or too long headers, or a truncated
-/// packet.
+/// offset; from 32, offset behind the IP headers; from 48, offset of a fragment's identification. Zero for a truncated
+/// IP header; protocol [`UNKNOWN_TRANSPORT`] for too many or too long headers, or a truncated packet.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 {
@@ -236,13 +235,13 @@ pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 
         if round & CONTINUES == 0 {
             return round;
         }
-        // SAFETY: the program's context.
+        // SAFETY: the context.
         round = unsafe { wharf_extension(skb, start, round) };
     }
     if round & CONTINUES == 0 { round } else { round & !0xff | u64::from(UNKNOWN_TRANSPORT) }
 }
 
-/// Result flag of [`wharf_extension`]: another extension header follows.
+/// Result flag: another extension header follows.
 const CONTINUES: u64 = 1 << 9;
 
 /// Later fragments have no headers.
@@ -257,13 +256,13 @@ fn found(protocol: u8, place: u16, at: u32, identified: u32) -> u64 {
     u64::from(protocol) | u64::from(place) << 16 | u64::from(at) << 32 | u64::from(identified) << 48
 }
 
-/// The result of [`wharf_headers`] behind the next extension header; `round`: the result before it.
+/// Updates [`wharf_headers`]' result for one extension header.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round: u64) -> u64 {
     let (ctx, start) = (&TcContext::new(skb), offset & PACKET_MAX);
     let at = (round >> 32) as u32 & TRANSPORT_MAX;
-    // Kept encoded: decoded numbers exceed the stack.
+    // Encoded: decoded numbers exceed the stack.
     let mut fragment = round & (0xffff << 16 | 0xffff << 48);
     let Some(header) = read::<[u16; 2]>(ctx, at as usize) else {
         return failed(fragment) | if (fragment >> 16) as u16 == MORE { INCOMPLETE } else { 0 };
@@ -271,11 +270,11 @@ pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round
     let behind = at + extension_bytes(round as u8, u32::from(header[0] >> 8));
     if round as u8 == FRAGMENT {
         let bits = u16::from_be(header[1]);
-        // An "atomic" fragment (RFC 6946) is a whole packet.
+        // An atomic fragment (RFC 6946) is whole.
         fragment = found(0, bits >> 3 | (bits & 1) << 13, 0, at + IDENTIFICATION);
     }
     if (fragment >> 16) as u16 == MORE {
-        // By the IP header: the receiver trims a longer frame.
+        // The IP header decides: the receiver trims a longer frame.
         let (field, before) = match is_ipv6(skb) {
             true => (offset_of!(Ipv6, payload_bytes), size_of::<Ipv6>() as u32),
             false => (IPV4_BYTES, 0),
@@ -292,17 +291,16 @@ pub unsafe extern "C" fn wharf_extension(skb: *mut __sk_buff, offset: u32, round
     round | continues(round, is_ipv6(skb))
 }
 
-/// For an unreadable next header.
 #[inline(always)]
 fn failed(fragment: u64) -> u64 {
     // Never zero.
     fragment | found(UNKNOWN_TRANSPORT, 0, 1, 0)
 }
 
-/// Read each time, to save stack.
+/// Volatile, to save stack.
 #[inline(always)]
 fn is_ipv6(skb: *mut __sk_buff) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { core::ptr::read_volatile(&raw const (*skb).protocol) == PROTOCOL_IPV6 }
 }
 
@@ -347,11 +345,11 @@ pub unsafe extern "C" fn wharf_transport(skb: *mut __sk_buff, transport: u32, wh
     }
 }
 
-/// A fragment's identification (header byte order) and [`wharf_common::FragmentKey::protocol`].
+/// Identification (header byte order) and [`wharf_common::FragmentKey::protocol`].
 #[inline(always)]
 pub fn identification(ctx: &TcContext, at: u32) -> Option<(u32, u8)> {
     let at = (at & TRANSPORT_MAX) as usize;
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     if unsafe { (*ctx.skb.skb).protocol } == PROTOCOL_IPV4 {
         let [identification, _, last] = read::<[u16; 3]>(ctx, at)?;
         return Some((identification.into(), (last >> 8) as u8));
@@ -381,8 +379,8 @@ pub struct Key {
     high: Ipv6Address,
     low_port: u16,
     high_port: u16,
-    /// [`FlowKey::protocol`], [`FlowKey::kind`], [`FlowKey::upstream`] and zero: separately zeroed bytes become a call
-    /// of a function that loops.
+    /// [`FlowKey::protocol`], [`FlowKey::kind`], [`FlowKey::upstream`], zero. One word: the compiler turns separately
+    /// zeroed bytes into a call of a loop.
     kinds: u32,
 }
 
@@ -403,7 +401,7 @@ impl Key {
         self.kinds as u8
     }
 
-    /// Changes of both ends' classes (`ADDRESS_GENERATIONS`), added.
+    /// Sum of both ends' `ADDRESS_GENERATIONS`.
     #[inline(always)]
     pub fn generation(&self) -> u32 {
         let of = |end: Ipv6Address| {
@@ -413,7 +411,7 @@ impl Key {
         of(self.low).wrapping_add(of(self.high))
     }
 
-    /// Makes the key of a client's own flow the key of the proxy's in the client's name, or the reverse.
+    /// Switches between a client's flow and the proxy's in its name.
     #[inline(always)]
     pub fn switch_upstream(&mut self) {
         self.kinds ^= UPSTREAM;

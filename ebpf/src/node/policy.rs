@@ -1,6 +1,5 @@
-//! Judges flows by the rules of both endpoints (tables: `wharf_common::policy`), when they begin, and at their next
-//! packet after a rule change. The one hook that finds the flow judges both ends: the sender's rules for sent packets,
-//! the receiver's for received ones.
+//! Judges flows by the rules of both endpoints (`wharf_common::policy`), when they begin and at the next packet after a
+//! rule change. The hook that finds the flow judges both ends.
 
 use core::{hint::black_box, ptr};
 
@@ -26,33 +25,33 @@ use crate::{
     sources,
 };
 
-/// Rule set that denies all sources but the node.
+/// Rule set that denies every source except the node.
 const NO_SET: u32 = u32::MAX;
-/// Argument flags of [`wharf_rules`]. The packet goes to the endpoint.
+/// Argument flags of [`wharf_rules`]: the packet goes to the endpoint.
 const TO_ENDPOINT: u32 = 1 << 24;
 /// The peer is the packet's source.
 const OF_SOURCE: u32 = 1 << 25;
 /// Result flags of [`wharf_rules`].
 const DENIED: u64 = 1 << 32;
-/// The packet is to a service, and a rule set decides about it.
+/// A rule set decides about a packet to a service.
 const TO_SERVICE: u64 = 1 << 33;
-/// The flow goes to the proxy; also in [`wharf_judge`]'s result.
+/// Also in [`wharf_judge`]'s result.
 const REDIRECTED: u64 = 1 << 34;
-/// With [`REDIRECTED`]: the flow passes without the proxy.
+/// With [`REDIRECTED`]: passes if the proxy is missing.
 const OPEN: u64 = 1 << 35;
 const UNKNOWN: u64 = 1 << 36;
-/// With [`DENIED`]: the peer's address is unknown.
+/// With [`DENIED`]: unknown peer address.
 const UNRESOLVED: u64 = 1 << 37;
 /// With [`REDIRECTED`]: the proxy's port, host byte order.
 const PORT_SHIFT: u32 = 48;
-/// The rule; also in [`wharf_judge`]'s result.
+/// Also in [`wharf_judge`]'s result.
 const RULE: u64 = 0xffff_ffff;
 
 #[derive(Clone, Copy)]
 pub struct Passed(u64);
 
 impl Passed {
-    /// The rule that passes the flow (zero for none), with [`BY_SERVICE`]; or [`UNDECIDED`].
+    /// With [`BY_SERVICE`], or [`UNDECIDED`]; zero for none.
     #[inline(always)]
     pub fn rule(self) -> u32 {
         self.0 as u32
@@ -80,9 +79,8 @@ pub fn state() -> PolicyState {
     POLICY_STATE.get(0).copied().unwrap_or_default()
 }
 
-/// Judges a flow with the flags [`FLOW_UPSTREAM`], [`FLOW_LET_IN`] at both ends. `peer`: the receiving endpoint if
-/// known, else zero; `by_owner`: the packet has the direction of the flow's first one; `rule`: the flow's previous
-/// rule, zero for none.
+/// Judges a flow with `flags` [`FLOW_UPSTREAM`], [`FLOW_LET_IN`] at both ends. `peer`: the receiving endpoint or zero;
+/// `by_owner`: the flow's initiator sent the packet; `rule`: the flow's previous rule or zero.
 #[inline(always)]
 pub fn judge(
     ctx: &TcContext,
@@ -105,7 +103,7 @@ pub fn judge(
     let which = (if sends { SENDS } else { 0 }) | if by_owner { BY_OWNER } else { 0 } | alone;
     let which = which | ((rule & BY_SERVICE) / (BY_SERVICE / TRANSLATED));
     let which = which | u32::from(flags & (FLOW_UPSTREAM | FLOW_LET_IN));
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     let answer = unsafe { wharf_judge(ctx.skb.skb, asked.own, peer, destination, which) };
     match (answer >> 32) as u32 & (OWN | OTHER | NOT_FOUND) {
         0 => Ok(Passed(answer)),
@@ -115,22 +113,21 @@ pub fn judge(
     }
 }
 
-/// Argument flags of [`wharf_judge`]. Its endpoint sends the packet.
+/// Argument flags of [`wharf_judge`]: its endpoint sends the packet.
 const SENDS: u32 = 1 << 0;
-/// The packet has the direction of the flow's first one.
 const BY_OWNER: u32 = 1 << 1;
 const ALONE: u32 = 1 << 2;
-/// The flow's previous rule has [`BY_SERVICE`].
+/// The previous rule has [`BY_SERVICE`].
 const TRANSLATED: u32 = 1 << 3;
 const _: () = assert!((SENDS | BY_OWNER | ALONE | TRANSLATED) as u16 & (FLOW_UPSTREAM | FLOW_LET_IN) == 0);
-/// High half of [`wharf_judge`]'s result: its endpoint's rules deny.
+/// High half of [`wharf_judge`]'s result: endpoint `own` denies.
 const OWN: u32 = 1;
-/// The other endpoint's rules deny.
+/// The other endpoint denies.
 const OTHER: u32 = 2;
 const NOT_FOUND: u32 = (UNKNOWN >> 32) as u32;
 
-/// Judges the flow at both ends. `peer`: receiving endpoint, zero for the stack in either direction; `destination`: as
-/// in [`wharf_rules`]; `which`: the flags above, and the flow's. Result: in the low half the rule that passes it;
+/// [`judge`]. `destination`: as in [`wharf_rules`]; `which`: the flags above and the flow's. Result: the passing rule
+/// in the low half, with [`REDIRECTED`]; or [`OWN`], [`OTHER`], [`NOT_FOUND`]. The client's redirect precedes the
 /// [`OWN`], [`OTHER`], [`NOT_FOUND`] or [`REDIRECTED`]. Of two redirects, the client's comes first.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -146,7 +143,7 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     let (client, server) = if own_began { (own, other) } else { (other, own) };
     let (to, from) = if by_owner { (0, OF_SOURCE) } else { (OF_SOURCE, 0) };
     let egress = egress_set(client);
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     let (mut sent, received) = unsafe {
         let sent = wharf_rules(skb, egress, destination | to);
         (sent, wharf_rules(skb, ingress_set(server), destination | from | TO_ENDPOINT))
@@ -157,11 +154,11 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     } else {
         0
     };
-    // The sender's hook judges the address that the sender wrote. At the receiver, the packet's mark has that
+    // Only the sender's hook sees the address that the sender wrote. At the receiver, the packet's mark has that
     // judgement; for answers, the row.
     let translated = if sends { which & TRANSLATED != 0 } else { service_mark(ctx) != 0 };
     if !own_began && translated && sent & (DENIED | UNKNOWN | UNRESOLVED | RULE) == DENIED {
-        // Isolation denies, not a rule: the judgement of the address that the sender wrote applies.
+        // Isolation denies, not a rule: the judgement of the written address applies.
         (sent, by_service) = (0, BY_SERVICE);
     }
     if (sent | received) & DENIED != 0 && flags & POLICY_AUDITS == 0 {
@@ -181,10 +178,10 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     if redirects & REDIRECTED == 0 || flags & POLICY_AUDITS != 0 { rule } else { rule | redirects & !RULE }
 }
 
-/// Judges a packet by the sender's rules alone, as [`judge`]. `destination`: as in [`wharf_rules`].
+/// Judges a packet by the sender's rules alone.
 #[inline(always)]
 pub fn judge_sender(ctx: &TcContext, sender: u32, destination: u32) -> Result<Passed, DropReason> {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     let sent = black_box(unsafe { wharf_rules(ctx.skb.skb, egress_set(sender), destination) });
     let by_isolation = sent & (DENIED | UNKNOWN | UNRESOLVED | RULE) == DENIED;
     if sent & DENIED == 0 || by_isolation && service_mark(ctx) != 0 || state().flags & POLICY_AUDITS != 0 {
@@ -196,19 +193,18 @@ pub fn judge_sender(ctx: &TcContext, sender: u32, destination: u32) -> Result<Pa
 /// [`BY_SERVICE`] if the packet has [`MARK_BY_SERVICE`].
 #[inline(always)]
 pub fn service_mark(ctx: &TcContext) -> u32 {
-    // SAFETY: the program's context. Volatile: the verifier wants whole reads.
+    // SAFETY: the context. Volatile: the verifier requires whole reads.
     let mark = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).mark) };
     (mark & MARK_BY_SERVICE) * (BY_SERVICE / MARK_BY_SERVICE)
 }
 
-/// True for a source address of the node, if there is policy.
+/// True for a source address of the node, with policy.
 #[inline(always)]
 pub fn is_of_node(ctx: &TcContext) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { wharf_rules(ctx.skb.skb, NO_SET, OF_SOURCE | TO_ENDPOINT) == 0 }
 }
 
-/// Zero for none, and for no endpoint.
 #[inline(always)]
 fn egress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.egress)
@@ -219,9 +215,8 @@ fn ingress_set(endpoint: u32) -> u32 {
     POLICY_SETS.get(endpoint).map_or(0, |sets| sets.ingress)
 }
 
-/// A rule set's result: the deciding rule (zero for none), [`DENIED`] with [`TO_SERVICE`], [`UNKNOWN`] and
-/// [`UNRESOLVED`], or [`REDIRECTED`]. `destination`: port (network byte order), protocol from bit 16, [`TO_ENDPOINT`],
-/// [`OF_SOURCE`].
+/// The deciding rule (zero for none), [`DENIED`] with [`TO_SERVICE`], [`UNKNOWN`] and [`UNRESOLVED`], or
+/// [`REDIRECTED`]. `destination`: port (network byte order), protocol from bit 16, [`TO_ENDPOINT`], [`OF_SOURCE`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination: u32) -> u64 {
@@ -247,9 +242,9 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         UNKNOWN_TRANSPORT => PORT_UNKNOWN,
         _ => 0,
     };
-    // The kernel verifies one path for all classes. One number, so that both are in one slot of the stack.
+    // Hidden: the kernel verifies one path for all classes. One number: both are in one slot of the stack.
     let of = black_box(u64::from(set) << 32 | u64::from(class));
-    // Not `Option`s: even an empty one is on the stack, and Linux before 6.3 rejects reads of unwritten stack.
+    // Not `Option`s, which are on the stack: Linux before 6.3 rejects reads of unwritten stack.
     let (mut admin, mut rest) = (ptr::null_mut::<CellRow>(), ptr::null_mut::<CellRow>());
     let (mut admin_rank, mut rest_rank) = (NO_RANK, NO_RANK);
     let (mut admin_is_unknown, mut rest_is_unknown) = (false, false);
@@ -269,7 +264,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
         }
     }
     let service = if peer.identity & PEER_SERVICE != 0 { TO_SERVICE } else { 0 };
-    // The same choice as `wharf_common::policy::Choice`, which the kernel in memory uses.
+    // The same choice as `wharf_common::policy::Choice`, which the in-memory kernel uses.
     // SAFETY: as above.
     let (row, hit, rank, is_unknown) = unsafe {
         let admin_decides = !admin.is_null()
@@ -283,7 +278,7 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
             return service;
         }
     };
-    // The kernel can use a removed row's memory again at once, for any row.
+    // The kernel can reuse a removed row's memory at once.
     if hit.rank != rank {
         return DENIED | UNRESOLVED;
     }
@@ -305,12 +300,9 @@ pub unsafe extern "C" fn wharf_rules(skb: *mut __sk_buff, set: u32, destination:
     rule | DENIED | service | if is_unknown { UNKNOWN } else { 0 }
 }
 
-/// # Safety
-///
-/// `row` is a map value.
 #[inline(always)]
 pub unsafe fn note(row: *mut wharf_common::FlowRow, generation: u32, rule: u32) {
-    // The rule before the generation: a reader of the generation finds the rule.
+    // Rule before generation: readers of the generation find the rule.
     // SAFETY: fields of a map value, written whole.
     unsafe {
         ptr::write_volatile(&raw mut (*row).rule, rule);

@@ -1,9 +1,8 @@
-//! Gives each endpoint an exclusive share of `FLOWS` for its latest flows: a ring. Each place is a row of
-//! `FLOWS_RECENT` with the key of a flow, whose row in `FLOWS` has [`FLOW_RECENT`]. A new flow takes the place of the
-//! oldest, which moves to the LRU table `FLOWS_NEW`. Flows from outside the node have a separate ring, so that a flood
-//! from outside cannot displace the endpoint's flows.
+//! Gives each endpoint a share of `FLOWS` for its latest flows: a ring. Each place is a row of `FLOWS_RECENT` with the
+//! key of a flow, whose row in `FLOWS` has [`FLOW_RECENT`]. A new flow displaces the oldest to the LRU table
+//! `FLOWS_NEW`. Flows from outside have a separate ring, so an outside flood displaces no other flows.
 //!
-//! When two CPUs take the same place, the row that loses it stays in `FLOWS` until its flow is over.
+//! If two CPUs take a place, the losing row stays in `FLOWS` until its flow is over.
 
 use core::ptr;
 
@@ -27,11 +26,11 @@ use crate::{
 const RECENT_MOST: i32 = 4 * FLOWS_SHARE as i32;
 const NO_PLACE: u32 = u32::MAX;
 
-/// False: the flow must begin in the LRU table. `outside`: it began outside the node.
+/// False: begin in the LRU table. `outside`: the flow began outside the node.
 #[inline(always)]
 pub fn enter(key: &Key, mut row: FlowRow, outside: bool) -> bool {
     let owner = u32::from(row.owner);
-    // The compiler knows the possible results, the verifier does not.
+    // As in [`crate::flow::way`].
     let place = core::hint::black_box(wharf_vacate(owner, outside.into()));
     if place == NO_PLACE {
         return false;
@@ -57,13 +56,13 @@ pub fn enter(key: &Key, mut row: FlowRow, outside: bool) -> bool {
     }
 }
 
-/// Moves the flow of the ring's next place to the LRU table.
+/// Takes the ring's next place and moves its flow to the LRU table.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub extern "C" fn wharf_vacate(owner: u32, outside: u32) -> u32 {
     let Some(used) = FLOW_USE.get_ptr_mut(owner) else { return NO_PLACE };
     let outside = outside & 1;
-    // SAFETY: map values that CPUs share: words are read whole, or atomically.
+    // SAFETY: map values: words are read whole, or atomically.
     unsafe {
         let next = if outside != 0 { &raw mut (*used).next_outside } else { &raw mut (*used).next };
         let number = ptr::read_volatile(next);
@@ -76,11 +75,6 @@ pub extern "C" fn wharf_vacate(owner: u32, outside: u32) -> u32 {
     }
 }
 
-/// Moves a recent flow of this owner to the LRU table.
-///
-/// # Safety
-///
-/// `key` and `used` are map values.
 #[inline(always)]
 unsafe fn retire(key: *const FlowKey, owner: u32, used: *mut FlowUse) {
     // SAFETY: map values outlive this run. If another CPU keeps the flow, its next packet moves it again.
@@ -91,15 +85,12 @@ unsafe fn retire(key: *const FlowKey, owner: u32, used: *mut FlowUse) {
             return;
         }
         ptr::write_volatile(&raw mut (*row).flags, flags & !FLOW_RECENT);
-        let _ = FLOWS_NEW.insert(&*key, &*row, 0); // the LRU evicts, so this fails only without memory
-        let _ = FLOWS.remove(&*key); // may be gone already
+        let _ = FLOWS_NEW.insert(&*key, &*row, 0); // fails only without memory
+        let _ = FLOWS.remove(&*key);
         leave(used);
     }
 }
 
-/// # Safety
-///
-/// `used` is a map value.
 #[inline(always)]
 pub unsafe fn leave(used: *mut FlowUse) {
     // SAFETY: a map value, added to atomically.
@@ -114,10 +105,10 @@ pub fn left(owner: u16) {
     }
 }
 
-/// `rows` counts all kept flows; `counted` is not zero during a collection.
+/// Row of the node ([`FlowUse`]).
 const NODE: u32 = 0;
 
-/// Counters of an endpoint that may keep one more flow, and the node's.
+/// Counters of the endpoint and the node, if one more flow may be kept.
 #[inline(always)]
 pub fn room(owner: u16) -> Option<[*mut FlowUse; 2]> {
     let (used, node) = (FLOW_USE.get_ptr_mut(u32::from(owner))?, FLOW_USE.get_ptr_mut(NODE)?);
@@ -149,7 +140,7 @@ pub fn is_collecting() -> bool {
     FLOW_USE.get_ptr(NODE).is_some_and(|node| unsafe { ptr::read_volatile(&raw const (*node).counted) } != 0)
 }
 
-/// A collection is removing this key's row (`collect.rs`).
+/// A collection is removing the row (`collect.rs`).
 #[inline(always)]
 pub fn is_being_removed(key: &FlowKey) -> bool {
     // SAFETY: a map value, read whole.

@@ -1,26 +1,24 @@
 //! Hands flows to the proxy where a rule redirects them.
 //!
-//! **To the proxy.** By [`MARK_TO_PROXY`] a routing rule of the node delivers a packet locally for any destination,
-//! and the kernel finds the proxy's transparent socket, which has the addresses and ports of client and server. Until
-//! that socket exists (first packets and, with SYN cookies, those that complete the handshake), packets also have the
-//! proxy's port in their mark, and the node's nftables table assigns them to the listening socket. A packet from the
-//! stack to a container's link is turned back ([`wharf_ebpf::turn`]).
+//! **To the proxy.** [`MARK_TO_PROXY`] makes the node deliver a packet locally, to the proxy's transparent socket with
+//! the addresses and ports of client and server. Until that socket exists (first packets; with SYN cookies, also those
+//! that complete the handshake), the mark also has the proxy's port, and the node's nftables table assigns the packet
+//! to the listening socket. Packets from the stack to a container's link are turned back ([`wharf_ebpf::turn`]).
 //!
-//! **UDP**: one proxy socket receives all flows, so each packet has the port in its mark and is judged for it. A flow
-//! goes to the proxy from the first redirected packet, and back to the server when the rules no longer redirect.
-//! Fragments have the port too; the kernel reassembles them before a `tproxy` rule, also turned ones.
+//! **UDP.** One proxy socket receives all flows, so each packet has the port in its mark and is judged for it. A
+//! running flow moves to the proxy or back. The kernel reassembles fragments before a `tproxy` rule.
 //!
-//! **From the proxy.** Its packets have the client's address and a source port that the node's stack chose. That flow's
-//! row has [`FLOW_UPSTREAM`], and the answers go to the proxy. One flow can be both: the server's rules can redirect
-//! what the proxy sends for the client's rules. UDP answers have the server's address as source and no mark.
+//! **From the proxy.** Its packets have the client's address and a source port of the node's stack. The flow's row has
+//! [`FLOW_UPSTREAM`]; answers go to the proxy. The server's rules can redirect the flow again. UDP answers have the
+//! server's address and no mark.
 //!
-//! **A server on the node** receives the proxy's packets without a hook, and answers to the container's link. The
-//! proxy's socket identifies such an answer, which is turned back too; its flow has no row.
+//! **A server on the node** receives the proxy's packets without a hook. Its answers to the container's link are
+//! recognized by the proxy's socket and turned back, without a row.
 //!
-//! The client's own stack can choose the same port for the same server, so a TCP connection of the proxy has another
-//! key ([`wharf_common::FlowKey::upstream`]): its packets are known by their mark, and those of the other end by the
-//! client's flow ([`may_answer_proxy`]). For UDP, the later flow owns the row; a port range of the proxy outside the
-//! clients' (usually 32768 to 60999) avoids this.
+//! The client may use the same port to the same server. So a proxy's TCP connection has another key
+//! ([`wharf_common::FlowKey::upstream`]): its packets are recognized by the mark, answers by the client's flow
+//! ([`may_answer_proxy`]). For UDP, the later flow owns the row; a port range of the proxy outside the clients'
+//! (usually 32768 to 60999) avoids this.
 
 use core::{mem::offset_of, ptr};
 
@@ -51,11 +49,9 @@ const LISTEN: u32 = 10;
 /// Not a state of a TCP socket.
 const NO_SOCKET: u32 = 0;
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
-/// The marks of packets in a client's name.
 const MARKS_OF_PROXY: u32 = MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS;
 
-/// Decision about a packet whose flow the rules redirect and that is not yet the proxy's. A number, because the
-/// verifier follows every path to the end.
+/// A number, because the verifier follows every path to the end.
 #[derive(Clone, Copy)]
 pub struct Redirect(u64);
 
@@ -66,7 +62,7 @@ impl Redirect {
         self.0 & RESETS != 0
     }
 
-    /// The flow's new flag: [`FLOW_PROXIED`], or none if the proxy is missing and the rule open.
+    /// [`FLOW_PROXIED`], or zero if the proxy is missing and the rule open.
     #[inline(always)]
     pub fn flag(self) -> u16 {
         self.0 as u16 & FLOW_PROXIED
@@ -79,11 +75,8 @@ impl Redirect {
     }
 }
 
-/// Decides about a packet whose flow the rules redirect, and marks it for the proxy's listening socket. `running`:
-/// the flow has a row and is not the proxy's; `by_owner`: as in [`crate::policy::judge`].
-///
-/// # Errors
-/// `ProxyUnavailable`.
+/// Decides about a packet whose flow the rules redirect, and marks it for the proxy's listening socket. `running`: the
+/// flow has a row without [`FLOW_PROXIED`]. Error: `ProxyUnavailable`.
 #[inline(always)]
 pub fn redirect(
     ctx: &TcContext,
@@ -95,7 +88,7 @@ pub fn redirect(
     let of_packet = u32::from(packet.protocol) | u32::from(packet.signals) << 8;
     let of_flow = if running { RUNNING } else { 0 } | if by_owner { BY_OWNER } else { 0 };
     let open = if passed.is_open() { IS_OPEN } else { 0 };
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     let what = unsafe { wharf_redirect(ctx.skb.skb, passed.port(), of_packet | of_flow | open) };
     match core::hint::black_box(what) {
         UNAVAILABLE => Err(DropReason::ProxyUnavailable),
@@ -113,11 +106,6 @@ const RESETS: u64 = 1 << 0;
 const PASSES: u64 = 1 << 1;
 const JUDGED: u64 = 0xffff_ffff << 32;
 
-/// [`redirect`] as a global function.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u32) -> u64 {
@@ -126,20 +114,19 @@ pub unsafe extern "C" fn wharf_redirect(skb: *mut __sk_buff, port: u32, what: u3
     if protocol != TCP && !udp || !listens(ctx, port, udp) {
         return match what & IS_OPEN {
             0 => UNAVAILABLE,
-            // Judged again at the next packet, so the flow goes to the proxy once it is back.
+            // The proxy may be back at the next packet.
             _ if udp => PASSES,
             _ => PASSES | JUDGED,
         };
     }
     if running && what & BY_OWNER == 0 {
-        // An answer to packets that the proxy has not seen. Only the listening socket's reset, which ends the
-        // connection, passes.
+        // An answer to packets that the proxy has not seen: only the listening socket's reset passes.
         return if signals & SIGNAL_RST != 0 && is_by_node(ctx) { PASSES } else { UNAVAILABLE };
     }
-    // A socket of the connection precedes the listening one.
+    // The kernel prefers a connection's socket to the listening socket.
     let port = u32::from((port as u16).to_be());
     set_mark_of(ctx, mark_of(ctx) & MARKS | port << MARK_PORT_SHIFT);
-    // A first or repeated first packet starts a new connection at the proxy.
+    // A first packet, also a repeated one, starts a connection at the proxy.
     if running && !udp && !opens(signals) { RESETS } else { u64::from(FLOW_PROXIED) | JUDGED }
 }
 
@@ -148,13 +135,12 @@ pub fn opens(signals: u8) -> bool {
     signals & (SIGNAL_SYN | SIGNAL_ACK | SIGNAL_RST) == SIGNAL_SYN
 }
 
-/// Role of a packet in a flow with the proxy at one end; a number, like [`Redirect`].
+/// A packet's role in a flow of the proxy; a number, like [`Redirect`].
 #[derive(Clone, Copy)]
 pub struct Next(u32);
 
 impl Next {
-    /// The proxy replaces the sender: the proxy chose the sender's port in the sender's name, or the sender answers
-    /// packets that it never received.
+    /// The proxy replaces the sender: it uses the sender's port, or the sender answers packets that it never received.
     #[inline(always)]
     pub fn is_strange(self) -> bool {
         self.0 & IS_STRANGE != 0
@@ -165,22 +151,22 @@ impl Next {
         self.0 & BEGINS != 0
     }
 
-    /// Flags to clear so that the rules judge the packet again: only they give the listening socket's port, and whether
-    /// a UDP flow is still the proxy's.
+    /// Flags to clear: the rules must judge the packet again, for the listening socket's port, and whether a UDP flow
+    /// is still redirected.
     #[inline(always)]
     pub fn anew(self) -> u16 {
         self.0 as u16
     }
 }
 
-/// `flags`: at least one of [`wharf_common::flow::FLOW_OF_PROXY`].
+/// `flags`: with [`wharf_common::flow::FLOW_OF_PROXY`].
 #[inline(always)]
 pub fn next(ctx: &TcContext, packet: &Packet, flags: u16, by_owner: bool) -> Next {
     let of_packet = if opens(packet.signals) { OPENS } else { 0 } | if packet.protocol == UDP { IS_UDP } else { 0 };
     let of_flow = u32::from(flags) | if by_owner { BY_OWNER } else { 0 };
     // The other end's ports.
     let ports = packet.ports().rotate_left(16);
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     Next(core::hint::black_box(unsafe { wharf_next(ctx.skb.skb, ports, of_packet | of_flow) }))
 }
 
@@ -191,21 +177,17 @@ const IS_UDP: u32 = 1 << 20;
 const GOES_ON: u32 = 0;
 const BEGINS: u32 = 1 << 16;
 const IS_STRANGE: u32 = 1 << 17;
-/// Also clears [`FLOW_REPLIED`], so that `POLICY_KEEPS_FLOWS` does not skip the judgement that gives the port.
+/// With [`FLOW_REPLIED`], `POLICY_KEEPS_FLOWS` would skip the judgement that gives the port.
 const ANEW: u32 = (FLOW_PROXIED | FLOW_REPLIED) as u32;
 
-/// [`next`] as a global function. `ports`: [`Packet::ports`] of a packet in the other direction.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// `ports`: of a packet in the other direction.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) -> u32 {
     let ctx = &TcContext::new(skb);
     let (flags, by_owner, udp) = (what as u16, what & BY_OWNER != 0, what & IS_UDP != 0);
     if is_strange(ctx, flags, by_owner) {
-        // The proxy closes its socket when its flow ends; UDP has no packet for that.
+        // No UDP packet ends a flow; the proxy closes its socket.
         let is_over = udp && by_owner && !has_socket(ctx, ports);
         return if is_over { BEGINS } else { IS_STRANGE };
     }
@@ -223,24 +205,23 @@ pub unsafe extern "C" fn wharf_next(skb: *mut __sk_buff, ports: u32, what: u32) 
     }
 }
 
-/// True if a UDP socket of the proxy receives the answers to this packet; `ports`: of those.
+/// A UDP socket of the proxy receives answers with these ports.
 #[inline(always)]
 fn has_socket(ctx: &TcContext, ports: u32) -> bool {
     socket(ctx, ports, ANSWERS | OF_UDP) != NO_SOCKET
 }
 
-/// Loads words at an offset of the IP header.
 #[inline(always)]
 fn load(ctx: &TcContext, offset: usize, tuple: &mut [u32; 9], at: usize, words: u32) -> bool {
     let (skb, offset) = (ctx.skb.skb.cast(), (ETHERNET_BYTES + offset) as u32);
-    // SAFETY: the program's context, and room for the words.
+    // SAFETY: the context, and room for the words.
     unsafe { bpf_skb_load_bytes(skb, offset, tuple.as_mut_ptr().add(at).cast(), words * 4) == 0 }
 }
 
-/// The node's stack created the packet; a container's came over a link.
+/// Packets of containers came over a link.
 #[inline(always)]
 pub fn is_by_node(ctx: &TcContext) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { (*ctx.skb.skb).ingress_ifindex == 0 }
 }
 
@@ -249,47 +230,44 @@ pub fn has_mark_of_proxy(ctx: &TcContext) -> bool {
     mark_of(ctx) & MARKS_OF_PROXY != 0
 }
 
-/// True for a TCP packet to a container that the proxy sends in a client's name.
+/// The proxy sends the packet to a container in a client's name.
 #[inline(always)]
 pub fn is_upstream(ctx: &TcContext, packet: &Packet) -> bool {
     packet.protocol == TCP && has_mark_of_proxy(ctx) && is_by_node(ctx)
 }
 
-/// True if the packet can belong to a connection that the proxy began in a client's name, although the client's own
-/// flow has these addresses and ports: the proxy replaces the packet's sender there. `flags`: of that flow.
+/// The packet may answer a connection that the proxy began in a client's name, although the client's flow (`flags`) has
+/// the same addresses and ports.
 #[inline(always)]
 pub fn may_answer_proxy(ctx: &TcContext, flags: u16, by_owner: bool) -> bool {
     flags & FLOW_PROXIED != 0 && !by_owner && !is_by_node(ctx)
 }
 
-/// True for a packet to a container that the proxy sends in a server's name, or a server on the node to the proxy. It
-/// belongs to a client's flow and begins none without that row: the client's packets would then count as answers,
-/// which no rule redirects.
+/// A packet to a container from the proxy in a server's name, or from a server on the node to the proxy. It begins no
+/// flow, where the client's packets would count as answers, which no rule redirects.
 #[inline(always)]
 pub fn is_answer(ctx: &TcContext, of_proxy: u16) -> bool {
     of_proxy & FLOW_UPSTREAM == 0 && is_by_node(ctx) && (of_proxy & FLOW_PROXIED != 0 || !is_of_node(ctx))
 }
 
-/// The proxy replaces the packet's sender in a flow with these flags.
+/// The proxy replaces the packet's sender.
 #[inline(always)]
 pub fn is_strange(ctx: &TcContext, flags: u16, by_owner: bool) -> bool {
     flags & in_place_of(by_owner) != 0 && !is_by_node(ctx)
 }
 
-/// The packet of a flow with these flags goes to the proxy.
 #[inline(always)]
 pub fn is_for_proxy(flags: u16, by_owner: bool) -> bool {
     flags & in_place_of(!by_owner) != 0
 }
 
-/// The flag for the proxy in place of the end that began the flow (`owner`), or the other end.
+/// Flag of the proxy in place of the initiator (`owner`) or the other end.
 #[inline(always)]
 fn in_place_of(owner: bool) -> u16 {
     if owner { FLOW_UPSTREAM } else { FLOW_PROXIED }
 }
 
-/// # Errors
-/// `ProxyUnavailable` for a packet that already has the mark at a container's link: the node does not deliver it.
+/// Error: `ProxyUnavailable` for an already marked packet at a container's link.
 #[inline(always)]
 pub fn mark(ctx: &TcContext, asked: &Asked) -> Result<(), DropReason> {
     let mark = mark_of(ctx);
@@ -302,7 +280,7 @@ pub fn mark(ctx: &TcContext, asked: &Asked) -> Result<(), DropReason> {
 
 #[inline(always)]
 fn mark_of(ctx: &TcContext) -> u32 {
-    // SAFETY: the program's context. Volatile: the verifier wants whole accesses of the words.
+    // SAFETY: the context. Volatile: the verifier wants whole accesses of the words.
     unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).mark) }
 }
 
@@ -312,14 +290,14 @@ fn set_mark_of(ctx: &TcContext, mark: u32) {
     unsafe { ptr::write_volatile(&raw mut (*ctx.skb.skb).mark, mark) };
 }
 
-/// Proxy flags of a flow that begins with this packet.
+/// Flags of a flow that begins with this packet.
 #[inline(always)]
 pub fn of_proxy(ctx: &TcContext, asked: &Asked, packet: &Packet) -> u16 {
     if asked.direction as u32 == Direction::Egress as u32 || !is_by_node(ctx) {
         return 0;
     }
     match mark_of(ctx) & MARKS_OF_PROXY {
-        // SAFETY: the program's context.
+        // SAFETY: the context.
         0 if packet.protocol == TCP => {
             core::hint::black_box(unsafe { wharf_upstream(ctx.skb.skb, packet.ports()) }) as u16
         }
@@ -329,12 +307,7 @@ pub fn of_proxy(ctx: &TcContext, asked: &Asked, packet: &Packet) -> u16 {
     }
 }
 
-/// [`FLOW_PROXIED`] for a TCP packet from the node to a container that a proxy connection receives: a server on the
-/// node answers packets that passed no hook. Else zero. `ports`: [`Packet::ports`]. A global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// [`FLOW_PROXIED`] for a TCP packet that a server on the node sends to a proxy connection, else zero.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_upstream(skb: *mut __sk_buff, ports: u32) -> u32 {
@@ -345,46 +318,38 @@ pub unsafe extern "C" fn wharf_upstream(skb: *mut __sk_buff, ports: u32) -> u32 
     if has_connection(ctx, ports) { FLOW_PROXIED.into() } else { 0 }
 }
 
-/// True if a TCP socket of its own connection, not a listening one, takes the packet. `ports`: [`Packet::ports`].
+/// A TCP socket, not a listening one, takes the packet.
 #[inline(always)]
 fn has_connection(ctx: &TcContext, ports: u32) -> bool {
     !matches!(tcp_state(ctx, ports), NO_SOCKET | LISTEN)
 }
 
 /// State of the TCP socket that takes the current packet (`BPF_TCP_*` of `linux/bpf.h`), or [`NO_SOCKET`].
-/// `ports`: [`Packet::ports`].
 #[inline(always)]
 pub fn tcp_state(ctx: &TcContext, ports: u32) -> u32 {
     socket(ctx, ports, 0)
 }
 
-/// True if a TCP socket listens at this port of the node's loopback or any address in the packet's family, or a UDP
-/// socket is bound there.
+/// A TCP socket listens, or a UDP socket is bound, at this port of the loopback or any address.
 #[inline(always)]
 fn listens(ctx: &TcContext, port: u32, udp: bool) -> bool {
     let ports = u32::from((port as u16).to_be()) << 16;
     socket(ctx, ports, AT_LOOPBACK | if udp { OF_UDP } else { 0 }) == LISTEN
 }
 
-/// [`wharf_socket`].
 #[inline(always)]
 fn socket(ctx: &TcContext, ports: u32, what: u32) -> u32 {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     core::hint::black_box(unsafe { wharf_socket(ctx.skb.skb, ports, what) })
 }
 
-/// Arguments of [`wharf_socket`]. The socket that takes the answers to the packet.
+/// Argument flags of [`wharf_socket`]: the socket that takes the packet's answers.
 const ANSWERS: u32 = 1 << 0;
-/// The one at the node's loopback address.
+/// The socket at the loopback address.
 const AT_LOOPBACK: u32 = 1 << 1;
 const OF_UDP: u32 = 1 << 2;
 
-/// State of the socket that takes the packet (`BPF_TCP_*` of `linux/bpf.h`; [`LISTEN`] for UDP), or [`NO_SOCKET`].
-/// `ports`: [`Packet::ports`] of a packet that this socket takes. A global function, verified once.
-///
-/// # Safety
-///
-/// `skb`: the program's context.
+/// [`tcp_state`], with [`LISTEN`] for a UDP socket. `ports`: of a packet that the socket takes.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_socket(skb: *mut __sk_buff, ports: u32, what: u32) -> u32 {
@@ -434,6 +399,6 @@ pub unsafe extern "C" fn wharf_socket(skb: *mut __sk_buff, ports: u32, what: u32
 
 #[inline(always)]
 fn is_v4(ctx: &TcContext) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { (*ctx.skb.skb).protocol == PROTOCOL_IPV4 }
 }

@@ -1,8 +1,7 @@
-//! Services of an endpoint that another reaches through the node's stack, for flows without a row.
+//! Services that endpoints reach through the node's stack (`STACK_PATHS`), for flows without a row.
 //!
-//! A row of `STACK_PATHS` is for a pair of endpoints, a protocol and a port: no flood of flows evicts it. All flows of
-//! the pair to that port take the stack, so that the node's connection tracking knows every flow that could have the
-//! same addresses and ports.
+//! All flows of a pair of endpoints to such a port take the stack: its connection tracking must know every flow that
+//! could have the same addresses and ports.
 
 use core::mem::{offset_of, size_of};
 
@@ -23,7 +22,7 @@ struct Key {
     client: Ipv6Address,
     server: Ipv6Address,
     port: u16,
-    /// With the next byte, zero: separately zeroed bytes become a call of a function that loops.
+    /// With the next byte, zero: separately zeroed bytes become a call of a loop.
     protocol: u16,
     pad: u32,
 }
@@ -35,7 +34,7 @@ const _: () = {
 };
 
 impl Key {
-    /// The packet's sender is the client; with `reply`, the server.
+    /// `reply`: the packet's sender is the server.
     #[inline(always)]
     fn of(packet: &Packet, reply: bool) -> Self {
         let (client, server, port) = if reply {
@@ -54,7 +53,7 @@ impl Key {
 
     #[inline(always)]
     fn row(&self, client_epoch: u64, server_epoch: u64) -> Option<&'static StackPathRow> {
-        // SAFETY: the kernel can reuse the row during the read, but epochs never repeat.
+        // SAFETY: the kernel can reuse the row meanwhile, but epochs never repeat.
         let row = unsafe { STACK_PATHS.get(self.as_shared()) }?;
         (row.client_epoch == client_epoch && row.server_epoch == server_epoch).then_some(row)
     }
@@ -77,18 +76,18 @@ pub fn has_paths(own: u32, own_epoch: u32) -> bool {
 
 #[inline(always)]
 pub fn is_noted(ctx: &TcContext, own: u32, own_epoch: u32, packet: &Packet) -> bool {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     has_paths(own, own_epoch) && unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), 0) } != 0
 }
 
-/// The stack brought the packet to `server` from another endpoint ([`crate::sources::End::is_direct`]).
+/// The stack brought the packet to `server` from another endpoint.
 #[inline(always)]
 pub fn note(ctx: &TcContext, packet: &Packet, server: u32) {
-    // SAFETY: the program's context.
+    // SAFETY: the context.
     unsafe { wharf_path(ctx.skb.skb, packet.ports(), packet.protocol.into(), server) };
 }
 
-/// [`note`]; with `server` zero, returns 1 if the path is recorded.
+/// With `server` zero, returns 1 if the path is recorded, else [`note`].
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_path(skb: *mut __sk_buff, ports: u32, protocol: u32, server: u32) -> u64 {
@@ -123,14 +122,14 @@ fn note_between(packet: &Packet, server: u32) {
     }
     let mut row = StackPathRow { client_epoch, server_epoch, ports: 0, _pad: 0 };
     let mut path = Key::of(packet, false);
-    // Fails only without memory; the flow's row has the same information.
+    // Fails only without memory; the flow's row has the way too.
     let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     if path.port != 0 {
         path.port = 0;
         row.ports = path.row(client_epoch, server_epoch).map_or(0, |pair| pair.ports) + 1;
         let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     }
-    // After the rows: a reader of the epoch finds them.
+    // After the rows: readers of the epoch find them.
     let _ = STACK_USERS.set(direct, client_epoch, 0);
     let _ = STACK_USERS.set(server, server_epoch, 0);
 }

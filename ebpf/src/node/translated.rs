@@ -1,9 +1,9 @@
-//! Judges packets to a service whose backend is a container of another node: the node has translated the address, and
-//! no hook of an endpoint sees the packet behind that.
+//! Judges packets to a service with a backend on another node: the node has translated the address, and no endpoint's
+//! hook follows.
 //!
-//! Routing rules send packets with [`MARK_UNDECIDED`] to the router's link (`wharf_datapath::translated`); this program
-//! is at its egress hook. A packet that the sender's rules accept enters the stack again through that link, with
-//! [`MARK_TURNED`], which keeps it from a second translation. The program has no flow rows: it judges each packet.
+//! Routing rules send packets with [`MARK_UNDECIDED`] to the router's link (`wharf_datapath::translated`), at whose
+//! egress hook this program judges each packet, without flow rows. An accepted packet enters the stack again through
+//! that link with [`MARK_TURNED`], which prevents a second translation.
 
 use aya_ebpf::{
     bindings::{BPF_F_INGRESS, TC_ACT_SHOT, TC_ACT_UNSPEC},
@@ -26,7 +26,7 @@ use crate::{
 
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
-    // SAFETY: a field of the program's context.
+    // SAFETY: a field of the context.
     if unsafe { (*ctx.skb.skb).mark } & MARK_UNDECIDED == 0 {
         return TC_ACT_UNSPEC;
     }
@@ -36,8 +36,8 @@ pub fn run(ctx: &TcContext) -> i32 {
     }
     match judge(ctx, sender.id()) {
         Ok(mark) => {
-            // SAFETY: the program's context; a classifier may write the mark. The link resolves no neighbours, so the
-            // frame's destination is the link itself.
+            // SAFETY: the context; a classifier may write the mark. The link resolves no neighbours: the
+            // frame's destination is the link.
             unsafe {
                 (*ctx.skb.skb).mark = (*ctx.skb.skb).mark & !MARK_UNDECIDED | MARK_TURNED | mark;
                 bpf_redirect((*ctx.skb.skb).ifindex, BPF_F_INGRESS.into()) as i32
@@ -50,7 +50,7 @@ pub fn run(ctx: &TcContext) -> i32 {
     }
 }
 
-/// The backend's protocol and port in the packet at `inner`, about which the sender reports an error.
+/// The backend's protocol and port, from the packet at `inner` that an error reports.
 #[inline(always)]
 fn reported(ctx: &TcContext, inner: usize) -> Result<(u8, u16), DropReason> {
     let about = Packet::at(ctx, inner).ok_or(DropReason::Malformed)?;
@@ -60,12 +60,12 @@ fn reported(ctx: &TcContext, inner: usize) -> Result<(u8, u16), DropReason> {
     })
 }
 
-/// Returns [`MARK_TO_PROXY`] for a packet to the proxy, else zero.
+/// [`MARK_TO_PROXY`] or zero.
 #[inline(always)]
 fn judge(ctx: &TcContext, sender: u32) -> Result<u32, DropReason> {
     let packet = Packet::at(ctx, ETHERNET_BYTES).ok_or(DropReason::Malformed)?;
     if packet.is_later_fragment() {
-        // The stack forwards a packet only with all of its fragments, and the first one is judged.
+        // The stack forwards fragments only together, and the first is judged.
         return Ok(0);
     }
     if packet.is_incomplete() {

@@ -1,4 +1,4 @@
-//! The addresses of the API servers, from the EndpointSlices of the service `default/kubernetes`.
+//! Addresses of the API servers, from the EndpointSlices of the service `default/kubernetes`.
 
 use std::{net::IpAddr, time::Duration};
 
@@ -9,9 +9,7 @@ use super::{Api, Failure, servers::Servers};
 use crate::watch::backoff::spread;
 
 const PATH: &str = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices?labelSelector=kubernetes.io%2Fservice-name%3Dkubernetes";
-/// Between two looks.
 const PERIOD: Duration = Duration::from_secs(300);
-/// After a failure.
 const RETRY: Duration = Duration::from_secs(30);
 
 #[derive(Debug, Deserialize)]
@@ -47,7 +45,7 @@ struct Port {
     port: Option<u16>,
 }
 
-/// Keeps the list of servers up to date; does not end.
+/// Keeps the list of servers current; does not end.
 pub async fn follow(api: &Api, servers: &Servers) {
     loop {
         let period = match look(api).await {

@@ -4,45 +4,44 @@ use std::{error::Error, fmt::Write as _, time::Duration};
 
 use serde::Deserialize;
 
-/// The longest delay that a server can ask for.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Characters of a server's message.
 const MAX_MESSAGE: usize = 512;
 
-/// Why a request has no usable answer.
+/// Why a request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// A status of failure, in the answer or as an event of a watch.
+    /// A failure status, in an answer or a watch event.
     #[error("the API server answers {code} {reason}: {message}")]
     Refused {
-        /// Of HTTP.
+        /// HTTP status.
         code: u16,
-        /// Word for programs; may be empty.
+        /// Machine-readable; may be empty.
         reason: String,
         /// For people.
         message: String,
-        /// Delay that the server asks for, at most 60 s.
+        /// Delay that the server requests, at most 60 s.
         retry_after: Option<Duration>,
     },
     /// No byte for this time.
     #[error("the API server is silent for {0:?}")]
     Silent(Duration),
-    /// The connection, its TLS or its HTTP fails.
+    /// Failure of the connection, TLS or HTTP.
     #[error("connection to the API server: {0}")]
     Connection(String),
-    /// Credentials or addresses cannot be read.
+    /// Unreadable credentials or addresses.
     #[error("settings of the API client: {0}")]
     Settings(String),
     /// A request that cannot be sent.
     #[error("request: {0}")]
     Request(String),
-    /// Bytes that an answer may have.
+    /// The answer exceeds this limit, bytes.
     #[error("the answer has more than {0} bytes")]
     TooLarge(usize),
     /// Not the JSON that the API defines.
     #[error("the answer does not decode: {0}")]
     Undecodable(#[source] serde_json::Error),
-    /// A version that is lower than an earlier one.
+    /// A version decreases.
     #[error("resourceVersion {now} follows {before}: the cluster's store was restored")]
     Rewound {
         /// Earlier.
@@ -52,7 +51,6 @@ pub enum Failure {
     },
 }
 
-/// The fields of a Status that matter.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct Status {
@@ -69,7 +67,7 @@ struct Details {
 }
 
 impl Failure {
-    /// From the body of an answer, or the object of an ERROR event.
+    /// From an answer's body, or the object of an ERROR event.
     #[must_use]
     pub fn refusal(code: u16, body: &[u8], retry_after: Option<Duration>) -> Self {
         let status: Status = serde_json::from_slice(body).unwrap_or_default();
@@ -103,7 +101,7 @@ impl Failure {
         }
     }
 
-    /// Delay that the server asks for.
+    /// Delay that the server requests.
     #[must_use]
     pub const fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -112,7 +110,7 @@ impl Failure {
         }
     }
 
-    /// Another connection, server or token may not have it.
+    /// Whether another connection, server or token may help.
     #[must_use]
     pub const fn is_of_connection(&self) -> bool {
         match self {
@@ -140,7 +138,7 @@ impl Failure {
     }
 }
 
-/// An error with its causes.
+/// The error and its causes.
 fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,6 +1,5 @@
-//! Requests to the API servers. Every wait has a limit: for the headers of an answer and for each part of its body.
-//! After a failure of a connection, of credentials or of a server, the next request uses a new client. A create that
-//! is refused is no such failure.
+//! Requests to the API servers. Every wait is bounded. After a failure of a connection, of credentials or of a server,
+//! the next request uses a new client.
 
 pub mod endpoints;
 mod failure;
@@ -21,34 +20,33 @@ use tokio::time::timeout;
 
 pub use failure::Failure;
 
-/// For the headers of an answer.
+/// Limit for an answer's headers.
 const HEADERS: Duration = Duration::from_secs(15);
-/// No connection is trusted for longer without a byte.
+/// Longest silence of a connection.
 pub const SILENCE: Duration = Duration::from_secs(30);
-/// Longest time for a whole answer that is no watch, and for new credentials.
+/// Limit for a whole answer, except a watch, and for new credentials.
 const WHOLE: Duration = Duration::from_secs(60);
 /// Bytes of an error's body.
 const MAX_ERROR: usize = 64 << 10;
 /// Bytes of the answer to a request for one object.
 const MAX_OBJECT: usize = 8 << 20;
 
-/// Makes clients.
+/// Creates clients.
 pub trait Connect: Send + Sync {
-    /// A client with new connections and newly read credentials. `attempt` grows with each client that failed and
-    /// chooses the server; tasks that connect at the same time have the same one.
+    /// A client with new connections and fresh credentials. `attempt` counts failed clients and selects the server;
+    /// tasks that connect concurrently pass the same number.
     fn connect(&self, attempt: usize) -> BoxFuture<'_, Result<Client, Failure>>;
 }
 
 struct Current {
     client: Option<Client>,
-    /// Greater with each client.
     number: usize,
 }
 
-/// The client of all tasks.
+/// The client that all tasks share.
 pub struct Api {
     connect: Box<dyn Connect>,
-    /// Tasks share one client and its connections. Held to copy or to replace it, never across an await.
+    /// Held to copy or replace the client, never across an await.
     current: Mutex<Current>,
 }
 
@@ -61,7 +59,7 @@ pub enum Merge {
     Strategic,
 }
 
-/// An answer whose body is not yet read.
+/// An answer with an unread body.
 #[derive(Debug)]
 pub struct Answer {
     /// Status of success.
@@ -77,7 +75,7 @@ impl Api {
         Self { connect, current: Mutex::new(Current { client: None, number: 0 }) }
     }
 
-    /// Sends a request. The answer has a status of success; its body is not yet read.
+    /// Sends a request. The answer has a success status and an unread body.
     ///
     /// # Errors
     /// Any other answer, or none within 15 s.
@@ -93,7 +91,7 @@ impl Api {
             Ok(answer) => Err(refusal(answer).await),
             Err(failure) => Err(failure),
         };
-        // An admission webhook can answer a create with any status: the server may be well.
+        // An admission webhook can fail a create although the server is healthy.
         let is_of_webhook = |failure: &Failure| creates && failure.code().is_some_and(|code| code >= 500);
         if let Err(failure) = &result
             && failure.is_of_connection()
@@ -111,7 +109,7 @@ impl Api {
     pub async fn get(&self, uri: Uri, most: usize) -> Result<Bytes, Failure> {
         let answer = self.open(request(Method::GET, uri, None, Body::empty())?).await?;
         let number = answer.number;
-        // Also a server that sends some bytes before each limit.
+        // Bounds a server that sends some bytes within each limit.
         let body = match timeout(WHOLE, read(answer.response.into_body(), most)).await {
             Ok(body) => body,
             Err(_) => Err(Failure::Silent(WHOLE)),
@@ -122,7 +120,7 @@ impl Api {
         body
     }
 
-    /// An object.
+    /// Reads an object.
     ///
     /// # Errors
     /// As [`Self::get`], or the object does not decode.
@@ -135,7 +133,7 @@ impl Api {
     /// Patches an object.
     ///
     /// # Errors
-    /// As [`Self::open`]; status 409 when the patch names a version that is no longer the object's.
+    /// As [`Self::open`]; status 409 when the patch names an outdated version.
     pub async fn patch(&self, path: &str, merge: Merge, patch: &serde_json::Value) -> Result<(), Failure> {
         let form = match merge {
             Merge::Json => "application/merge-patch+json",
@@ -147,7 +145,7 @@ impl Api {
     /// Creates an object.
     ///
     /// # Errors
-    /// As [`Self::open`]; status 409 when there is an object with this name.
+    /// As [`Self::open`]; status 409 when the name exists.
     pub async fn create(&self, path: &str, object: &serde_json::Value) -> Result<(), Failure> {
         self.write(Method::POST, path, "application/json", object).await
     }
@@ -156,7 +154,7 @@ impl Api {
         let uri = path.parse::<Uri>().map_err(|error| Failure::request(&error))?;
         let body = serde_json::to_vec(value).map_err(Failure::Undecodable)?;
         let answer = self.open(request(method, uri, Some(form), Body::from(body))?).await?;
-        // Read to its end, so that the connection is used again.
+        // A connection is reusable after the end of the body.
         read(answer.response.into_body(), MAX_OBJECT).await.map(drop)
     }
 
@@ -180,8 +178,7 @@ impl Api {
         (current.client.clone(), current.number)
     }
 
-    /// Discards a client unless it is replaced already: the next request uses another server, new connections, and
-    /// newly read credentials.
+    /// Discards client `number`, unless already replaced; the next request uses another server and fresh credentials.
     pub fn discard(&self, number: usize) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == number {
@@ -196,10 +193,10 @@ impl std::fmt::Debug for Api {
     }
 }
 
-/// A request.
+/// Builds a request.
 ///
 /// # Errors
-/// It has no valid URI.
+/// Its parts are invalid.
 pub fn request(method: Method, uri: Uri, form: Option<&str>, body: Body) -> Result<Request<Body>, Failure> {
     let mut request = Request::builder().method(method).uri(uri).header(header::ACCEPT, "application/json");
     if let Some(form) = form {
@@ -240,7 +237,7 @@ async fn read(mut body: Body, most: usize) -> Result<Bytes, Failure> {
 async fn refusal(answer: Response<Body>) -> Failure {
     let status: StatusCode = answer.status();
     let retry_after = answer.headers().get(header::RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    // A body that cannot be read leaves the status as the cause.
+    // An unreadable body leaves the status as the cause.
     let body = read(answer.into_body(), MAX_ERROR).await.unwrap_or_default();
     Failure::refusal(status.as_u16(), &body, retry_after.map(Duration::from_secs))
 }

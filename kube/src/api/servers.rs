@@ -1,4 +1,4 @@
-//! The API servers, tried in turn: explicit addresses, last known addresses, the address of the configuration.
+//! API servers, tried in turn: explicit addresses, last known addresses, the configured address.
 
 use std::{
     fs, io,
@@ -15,45 +15,42 @@ use kube_client::{
 
 use super::{Connect, Failure};
 
-/// Name that the certificate of every API server has, also when it does not have the address of the server.
+/// Name in every API server's certificate, which may lack the server's address.
 const SERVER_NAME: &str = "kubernetes.default.svc";
-/// File in the state directory.
 const FILE: &str = "api-servers.json";
 /// Bytes of the file.
 const MAX_FILE: u64 = 64 << 10;
-/// Known addresses.
 const MAX_KNOWN: usize = 32;
 
 /// Settings.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// File with address and credentials; without it, the service account of the pod.
+    /// Address and credentials; by default those of the pod's service account.
     pub kubeconfig: Option<PathBuf>,
     /// Used before all others.
     pub explicit: Vec<Uri>,
-    /// Directory for the known addresses.
+    /// Stores the known addresses.
     pub state_dir: Option<PathBuf>,
 }
 
 struct State {
-    /// As text, so that it is written as it is compared.
+    /// Text, as in the file.
     known: Vec<String>,
-    /// The file has the addresses.
     is_stored: bool,
-    /// Of the first known address that is used, so that not every node uses the same server.
+    /// Random rotation of `known`, which spreads the nodes over the servers.
     first: usize,
 }
 
-/// Makes clients for the servers in turn.
+/// Creates clients for the servers in turn.
 pub struct Servers {
     settings: Settings,
-    /// The connecting tasks read it, and the task of the endpoints writes it. Held without an await.
+    /// Shared by connecting tasks and the task of [`super::endpoints`]. Held without an await.
     state: Mutex<State>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Server {
-    /// The certificate must have the host of the URL.
+    /// The certificate must have the URL's host.
     Explicit(Uri),
     /// The certificate must have [`SERVER_NAME`].
     Known(Uri),
@@ -61,7 +58,7 @@ enum Server {
 }
 
 impl Servers {
-    /// With the addresses of the state directory. A file that cannot be read is reported and has none.
+    /// Loads the state directory. An unreadable file is reported and counts as empty.
     #[must_use]
     pub fn new(settings: Settings) -> Self {
         let known = settings.state_dir.as_deref().map(load).unwrap_or_default();
@@ -71,14 +68,14 @@ impl Servers {
     /// Replaces the known addresses, and writes them when they differ.
     ///
     /// # Errors
-    /// The file system's; the addresses are used nevertheless.
+    /// The write failed; the addresses are used nevertheless.
     pub fn learn(&self, mut addresses: Vec<String>) -> io::Result<()> {
         addresses.sort();
         addresses.dedup();
         addresses.truncate(MAX_KNOWN);
         {
             let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            // A cluster without an API server does not answer.
+            // A server answered, so an empty list is wrong.
             if addresses.is_empty() || (state.known == addresses && state.is_stored) {
                 return Ok(());
             }
@@ -92,7 +89,6 @@ impl Servers {
         Ok(())
     }
 
-    /// The server of an attempt.
     fn server(&self, attempt: usize) -> Server {
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let mut known: Vec<Server> = state.known.iter().filter_map(|url| url.parse().ok()).map(Server::Known).collect();

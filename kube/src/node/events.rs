@@ -1,5 +1,5 @@
-//! Events of the API. The name of an Event is a hash of its object and its text, so a policy that all nodes refuse for
-//! the same reason has one Event.
+//! Events of the API. An Event's name hashes object and text: nodes that refuse a policy for the same reason share one
+//! Event.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -17,9 +17,9 @@ use crate::{
 const CONTROLLER: &str = "wharf.dev/wharf-kube";
 /// Bytes of a note.
 const MAX_NOTE: usize = 1_024;
-/// An Event lives for an hour, and is created again while its cause lasts.
+/// Lifetime of an Event, which is created again while its cause lasts.
 const AGAIN: Duration = Duration::from_secs(3_600);
-/// Until a refused Event is tried again.
+/// Until a refused Event is retried.
 const REFUSED: Duration = Duration::from_secs(600);
 /// Events in a [`WINDOW`].
 const MAX_EVENTS: u32 = 20;
@@ -27,7 +27,6 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Names of Events that are remembered.
 const MAX_NAMES: usize = 4_096;
 
-/// An Event without time and reporter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Event {
     namespace: String,
@@ -37,30 +36,30 @@ struct Event {
     subject: Subject,
 }
 
-/// Creates Events: each once an hour, and at most 20 a minute.
+/// Creates Events: each once an hour, at most 20 a minute.
 #[derive(Debug)]
 pub struct Events {
     node: String,
-    /// Events by name that exist, with the time of their creation.
+    /// Time of creation by name.
     created: BTreeMap<String, Instant>,
-    /// Refused Events by name, with the cause and the time of the next attempt.
+    /// Cause and next attempt by name.
     refused: BTreeMap<String, (String, Instant)>,
     began: Instant,
     in_window: u32,
 }
 
 impl Events {
-    /// With the name of the node.
+    /// For the node with this name.
     #[must_use]
     pub fn new(node: String) -> Self {
         Self { node, created: BTreeMap::new(), refused: BTreeMap::new(), began: Instant::now(), in_window: 0 }
     }
 
-    /// Creates the Events that the state calls for. Those beyond the limit wait for a later call. A refused one is
-    /// logged once for each cause, and tried again after 10 minutes.
+    /// Creates the state's Events; those beyond the limit wait for a later call. A refused Event is logged once for
+    /// each cause and retried after 10 minutes.
     ///
     /// # Errors
-    /// The request of an Event has no answer, or one about all requests (401, 429); others are not tried.
+    /// No answer, or a refusal of all requests (401, 429); the remaining Events are not tried.
     pub async fn report(&mut self, api: &Api, node: &Node, state: &AgentState) -> Result<(), Failure> {
         self.created.retain(|_, at| at.elapsed() < AGAIN);
         if self.began.elapsed() >= WINDOW {
@@ -80,11 +79,11 @@ impl Events {
             let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", event.namespace);
             match api.create(&path, &event.object(&name, &self.node, Timestamp::now())).await {
                 Ok(()) => {}
-                // Another node, or this one before its restart. A namespace that ends takes no Event.
+                // Created by another node or an earlier run, or the namespace is ending.
                 Err(failure) if matches!(failure.code(), Some(403 | 404 | 409)) => {
                     tracing::debug!(name, "no Event: {failure}");
                 }
-                // By a webhook, for example.
+                // Refused, for example by a webhook.
                 Err(failure) if failure.code().is_some_and(|code| code != 401 && code != 429) => {
                     let (why, until) = (failure.to_string(), Instant::now() + REFUSED);
                     let before = self.refused.insert(name, (why.clone(), until));
@@ -103,7 +102,6 @@ impl Events {
     }
 }
 
-/// Reason of an Event about the agent.
 const PROBLEM: &str = "AgentProblem";
 
 fn events(node: &Node, state: &AgentState) -> Vec<Event> {
@@ -138,8 +136,8 @@ fn policy(refused: &Refused) -> Option<Event> {
 }
 
 impl Event {
-    /// The same on every node for the same object and cause. A problem's message can have counts and times that change,
-    /// so its cause is the component before the colon.
+    /// Equal on all nodes for one object and cause. A problem has changing counts and times, so its cause is the
+    /// component before the colon.
     fn name(&self) -> String {
         let mut hash = Sha256::new();
         let cause = match self.reason {

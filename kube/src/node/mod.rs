@@ -1,5 +1,5 @@
-//! This node's object: taint, condition and annotations follow the state of the agent, whoever changes them. Events
-//! report refused policies and problems of the agent.
+//! This node's object: taint, condition and annotations follow the agent's state, also after other writers. Events
+//! report refused policies and agent problems.
 
 pub mod events;
 pub mod plan;
@@ -24,9 +24,9 @@ use crate::{
     watch::backoff::{Delays, spread},
 };
 
-/// Between two looks at the object without a sign of a change.
+/// Between two reconciliations without a change.
 const PERIOD: Duration = Duration::from_secs(120);
-/// Collects changes, and limits the requests that a fight with another writer makes.
+/// Collects changes, and bounds the requests of a conflict with another writer.
 const QUIET: Duration = Duration::from_millis(200);
 
 /// The task.
@@ -41,7 +41,7 @@ pub struct Reconciler {
     metrics: Arc<Metrics>,
 }
 
-/// How long a state has lasted; zero for a state that does not hold.
+/// How long each state has held; zero if it does not hold.
 #[derive(Debug, Clone, Copy)]
 struct Ages {
     unsettled: Duration,
@@ -62,16 +62,16 @@ impl Reconciler {
         Self { api, events: Events::new(name.clone()), name, state, own, metrics }
     }
 
-    /// Follows the agent until its state has no sender.
+    /// Follows the agent until the state's sender is dropped.
     pub async fn run(mut self) {
         let mut delays = Delays::default();
-        // When the agent was last seen to be settled, or this process started.
+        // Since the agent was last settled, or this process started.
         let (mut unsettled, mut was_settled) = (Instant::now(), false);
         let (mut without_routes, mut settled): (Option<Instant>, Option<Instant>) = (None, None);
         loop {
             self.own.mark_unchanged();
             let state = self.state.borrow_and_update().clone();
-            // The wait before this look began in the earlier state.
+            // The preceding wait began in the earlier state.
             if state.is_settled() || was_settled {
                 unsettled = Instant::now();
             }
@@ -87,7 +87,7 @@ impl Reconciler {
                     delays.reset();
                     spread(PERIOD)
                 }
-                // Another writer was first.
+                // Another writer won.
                 Err(failure) if failure.code() == Some(409) => delays.next(None),
                 Err(failure) => {
                     let delay = delays.next(failure.retry_after());
@@ -95,7 +95,7 @@ impl Reconciler {
                     delay
                 }
             };
-            // The end of the grace is a change, too.
+            // Wakes at the end of the grace period.
             let grace = without_routes.unwrap_or(unsettled) + GRACE;
             let until = Instant::now() + next;
             let has_grace = lacks_routes || !state.is_settled();
@@ -114,19 +114,19 @@ impl Reconciler {
         let node: Node = self.api.object(&path).await?;
         let mut wanted = Wanted::new(state, ages.unsettled, ages.without_routes);
         if ages.settled < GRACE {
-            // The health endpoint of an agent that has just started comes later.
+            // A just started agent reports its health endpoint later.
             wanted.annotations.retain(|(_, addresses)| addresses.is_some());
         }
         let patch = wanted.patch(&node);
         let status = wanted.status_patch(&node, Timestamp::now());
-        // The condition precedes the removal of the taint: schedulers read both.
+        // Condition before taint removal: schedulers read both.
         if let Some(status) = &status {
             self.api.patch(&format!("{path}/status"), Merge::Strategic, status).await?;
             self.metrics.node_patch();
         }
         if let Some(patch) = patch {
             let result = match &status {
-                // The patch of the status changed the version of the object.
+                // The status patch changed the version.
                 Some(_) => match wanted.patch(&self.api.object(&path).await?) {
                     Some(patch) => self.api.patch(&path, Merge::Json, &patch).await,
                     None => Ok(()),

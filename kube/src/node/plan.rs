@@ -1,4 +1,4 @@
-//! The state of the agent to the wanted fields of the node's object.
+//! Maps the agent's state to fields of the node's object.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::{
 pub const TAINT: &str = "wharf.dev/agent-not-ready";
 const EFFECT: &str = "NoSchedule";
 const CONDITION: &str = "NetworkUnavailable";
-/// For an agent that restarts, and for this process: both are replaced in a rolling update.
+/// For a restart of agent and this process: a rolling update replaces both.
 pub const GRACE: Duration = Duration::from_secs(60);
 
 /// Wanted state of the node's network.
@@ -28,22 +28,21 @@ pub struct Network {
     pub message: String,
 }
 
-/// Wanted state of the node's object. A field without a value stays as it is.
+/// Wanted state of the node's object; `None` keeps a field.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Wanted {
     /// The node has the taint.
     pub taint: Option<bool>,
     /// The condition `NetworkUnavailable`.
     pub network: Option<Network>,
-    /// Annotations; `None` removes one.
+    /// `None` removes an annotation.
     pub annotations: Vec<(&'static str, Option<String>)>,
 }
 
 impl Wanted {
-    /// From the state of the agent. `unsettled` is the time since the agent last had every row and had reported,
-    /// `without_routes` the time for which it has lacked routes since then. A node of the cluster that no other can
-    /// reach must not close all of them, so missing routes keep pods away for a limited time, and only from a node that
-    /// was not ready.
+    /// `unsettled`: time since the agent last had every row and had reported; `without_routes`: time without routes
+    /// since then. Missing routes keep pods away only for [`GRACE`], and only from a node that was not ready: one
+    /// unreachable node must not close all others.
     #[must_use]
     pub fn new(state: &AgentState, unsettled: Duration, without_routes: Duration) -> Self {
         let annotations = annotations(state);
@@ -71,8 +70,7 @@ impl Wanted {
         Self { taint, network: None, annotations }
     }
 
-    /// A merge patch of the node; `None` when it is as wanted. It fails when the node has changed meanwhile: a merge
-    /// patch replaces the list of taints.
+    /// A merge patch; `None` without a difference. It names the version, because it replaces the whole list of taints.
     #[must_use]
     pub fn patch(&self, node: &Node) -> Option<Value> {
         let mut patch = Map::new();
@@ -96,7 +94,7 @@ impl Wanted {
         Some(Value::Object(patch))
     }
 
-    /// A strategic merge patch of the status; `None` when the condition is as wanted. It leaves other conditions alone.
+    /// A strategic merge patch of the status, which keeps other conditions; `None` without a difference.
     #[must_use]
     pub fn status_patch(&self, node: &Node, now: Timestamp) -> Option<Value> {
         let wanted = self.network.as_ref()?;
@@ -123,7 +121,7 @@ impl Wanted {
         Some(json!({ "status": { "conditions": [condition] } }))
     }
 
-    /// The whole list when it changes.
+    /// The whole list; `None` without a difference.
     fn taints(&self, node: &Node) -> Option<Vec<Taint>> {
         let is_ours = |taint: &Taint| taint.key == TAINT && taint.effect == EFFECT;
         let found = node.spec.taints.clone().unwrap_or_default();
@@ -139,8 +137,7 @@ impl Wanted {
     }
 }
 
-/// Addresses that the agent reports. An agent that starts reports no addresses, so only a settled agent removes an
-/// annotation.
+/// Only a settled agent removes an annotation: a starting agent reports no addresses.
 fn annotations(state: &AgentState) -> Vec<(&'static str, Option<String>)> {
     let Some(report) = &state.report else { return Vec::new() };
     let all = [(HEALTH, &report.health_addresses), (ROUTERS, &report.router_addresses)];

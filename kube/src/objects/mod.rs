@@ -1,5 +1,4 @@
-//! The objects of the API, with the fields that matter; all others are skipped. A field that Kubernetes may write as
-//! `null` is optional.
+//! Objects of the API, with the fields in use. A field that Kubernetes may write as `null` is optional.
 
 pub mod node;
 pub mod pod;
@@ -15,13 +14,13 @@ use serde::Deserialize;
 pub struct Metadata {
     /// Unique in namespace and kind.
     pub name: String,
-    /// Absent for objects without a namespace.
+    /// Absent without a namespace.
     #[serde(default)]
     pub namespace: Option<String>,
-    /// Another one for another object with the same name.
+    /// Distinguishes objects with the same name.
     #[serde(default)]
     pub uid: String,
-    /// Version; grows with each change of any object of the kind.
+    /// Grows with each change of any object of the kind.
     #[serde(default)]
     pub resource_version: String,
     /// Labels.
@@ -56,14 +55,14 @@ pub struct Any {
     pub metadata: Metadata,
 }
 
-/// The metadata that identifies an object, for one whose other fields do not decode.
+/// Identifies an object whose other fields do not decode.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Identity {
     /// Metadata.
     pub metadata: IdentityMetadata,
 }
 
-/// As [`Metadata`], without what users write.
+/// As [`Metadata`], without labels and annotations.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IdentityMetadata {

@@ -4,9 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use super::Metadata;
 
-/// Annotation with the addresses of the node's health endpoint, separated by commas.
+/// Annotation: comma-separated addresses of the node's health endpoint.
 pub const HEALTH: &str = "wharf.dev/health-addresses";
-/// Annotation with the addresses that the node has as its containers' gateway, separated by commas.
+/// Annotation: comma-separated gateway addresses of the node's containers.
 pub const ROUTERS: &str = "wharf.dev/router-addresses";
 
 /// A node.
@@ -26,7 +26,7 @@ pub struct Node {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Spec {
-    /// Networks of the node's containers; none until they are allocated.
+    /// Container networks; absent until allocated.
     #[serde(default, rename = "podCIDRs")]
     pub pod_cidrs: Option<Vec<String>>,
     /// Taints.
@@ -34,7 +34,7 @@ pub struct Spec {
     pub taints: Option<Vec<Taint>>,
 }
 
-/// A taint, with every field: a patch writes the whole list.
+/// A taint with all fields, because a patch writes the whole list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taint {
     /// Key.
@@ -42,7 +42,7 @@ pub struct Taint {
     /// `NoSchedule` and others.
     #[serde(default)]
     pub effect: String,
-    /// All fields but these.
+    /// All other fields.
     #[serde(flatten)]
     pub rest: serde_json::Map<String, serde_json::Value>,
 }

@@ -26,13 +26,13 @@ pub struct Spec {
     /// Absent until the pod is scheduled.
     #[serde(default)]
     pub node_name: Option<String>,
-    /// The pod uses the network of the node.
+    /// Uses the node's network.
     #[serde(default)]
     pub host_network: Option<bool>,
     /// Containers.
     #[serde(default)]
     pub containers: Option<Vec<Container>>,
-    /// Containers that start before the others; those with `restartPolicy: Always` keep running.
+    /// Those with `restartPolicy: Always` keep running.
     #[serde(default)]
     pub init_containers: Option<Vec<Container>>,
 }
@@ -44,7 +44,7 @@ pub struct Container {
     /// Ports.
     #[serde(default)]
     pub ports: Option<Vec<Port>>,
-    /// Only of an init container.
+    /// Only of init containers.
     #[serde(default)]
     pub restart_policy: Option<String>,
 }
@@ -53,7 +53,7 @@ pub struct Container {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Port {
-    /// Name by which policies select it.
+    /// Policies select it.
     #[serde(default)]
     pub name: Option<String>,
     /// Number.
@@ -87,14 +87,14 @@ pub struct PodIp {
 }
 
 impl Pod {
-    /// The pod has an own network and has not ended.
+    /// Has its own network and has not ended.
     #[must_use]
     pub fn is_live(&self) -> bool {
         let has_ended = matches!(self.status.phase.as_deref(), Some("Succeeded" | "Failed"));
         !has_ended && !self.spec.host_network.unwrap_or(false)
     }
 
-    /// Addresses as the API has them. Texts that are no address are kept: the agent refuses the row and names them.
+    /// As in the API. Invalid addresses stay: the agent refuses the row and names them.
     #[must_use]
     pub fn addresses(&self) -> Vec<String> {
         let listed: Vec<&str> = self.status.pod_ips.iter().flatten().map(|ip| ip.ip.as_str()).collect();

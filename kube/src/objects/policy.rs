@@ -1,4 +1,4 @@
-//! Policies: their text, without the fields that have no effect on policy.
+//! Policy documents for the agent.
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -6,7 +6,7 @@ use serde_json::value::RawValue;
 use super::Identity;
 use crate::source::Source;
 
-/// The fields of a policy that have an effect. They are copied as they were sent.
+/// Fields with an effect, copied verbatim.
 #[derive(Debug, Deserialize)]
 struct Sent<'a> {
     #[serde(borrow)]
@@ -16,11 +16,10 @@ struct Sent<'a> {
     specs: Option<&'a RawValue>,
 }
 
-/// A document as the agent reads it.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Document<'a> {
-    /// Absent from the items of a list of built-in types.
+    /// List items of built-in types lack it.
     api_version: &'a str,
     kind: &'a str,
     metadata: Named<'a>,
@@ -37,7 +36,7 @@ struct Named<'a> {
     namespace: Option<&'a str>,
 }
 
-/// The document of a policy as JSON: version, kind, name and namespace, `spec` and `specs`. Status and other metadata
+/// A policy as JSON: version, kind, name, namespace, `spec` and `specs`. Changes of other fields have no effect and are
 /// have no effect on policy, so their changes are not sent.
 ///
 /// # Errors

@@ -1,5 +1,5 @@
-//! The producer of the cluster feed: one task that owns the rows and the stream to the agent. It applies updates at any
-//! time, also while the agent does not read: the table coalesces changes by key.
+//! Producer of the cluster feed: one task owns the rows and the stream. It applies updates even while the agent does
+//! not read: the table coalesces them by key.
 
 mod state;
 mod stream;
@@ -26,21 +26,20 @@ pub use self::{
 };
 use self::{stream::Ended, table::Table};
 
-/// Name of the producer in the feed.
 const NAME: &str = "wharf-kube";
-/// Finds an agent that hangs.
+/// Detects a hung agent.
 const PING: Duration = Duration::from_secs(10);
-/// A stream that lived as long was no failed attempt.
+/// A longer stream resets the delays.
 const HEALTHY: Duration = Duration::from_secs(10);
-/// The longest delay before a new connection, half of it: the agent is on the same node.
+/// Longest delay before a reconnect, without jitter.
 const RETRY: Duration = Duration::from_secs(2);
-/// Updates that are applied in a row before the stream is looked at.
+/// Updates applied before the stream is served.
 const BATCH: usize = 256;
 
-/// Makes a channel to the agent.
+/// Opens a channel to the agent.
 pub type Connect = Arc<dyn Fn() -> BoxFuture<'static, Result<Channel, tonic::transport::Error>> + Send + Sync>;
 
-/// Connects to the socket of the agent's feed.
+/// Connects to the agent's feed socket.
 ///
 /// # Errors
 /// The path cannot be part of a URI.
@@ -52,7 +51,7 @@ pub fn unix(socket: &Path) -> Result<Connect, tonic::transport::Error> {
     }))
 }
 
-/// An endpoint with the limits of time of the feed.
+/// An endpoint with the feed's timeouts.
 ///
 /// # Errors
 /// It is no URI.
@@ -92,7 +91,7 @@ impl std::fmt::Debug for Producer {
 }
 
 impl Producer {
-    /// Without a stream and without rows.
+    /// Without stream and rows.
     #[must_use]
     pub fn new(
         names: Names,
@@ -105,7 +104,7 @@ impl Producer {
         Self { names, connect, updates, watches, table: Table::default(), state, metrics }
     }
 
-    /// Feeds the agent until every sender of updates is gone.
+    /// Feeds the agent until all update senders are dropped.
     pub async fn run(mut self) {
         let (mut delays, mut cause) = (Delays::up_to(RETRY), String::new());
         loop {
@@ -118,7 +117,7 @@ impl Producer {
                 Ended::Stream(why) => format!("the stream to the agent ends: {why}"),
                 Ended::Rejected(why) => format!("the agent rejects this producer: {why}"),
             };
-            // An agent that is away for long has one line.
+            // A repeated cause is logged once.
             if why != cause {
                 tracing::warn!("{why}");
                 cause = why;
@@ -139,7 +138,7 @@ impl Producer {
         }
     }
 
-    /// Applies an update and those that wait behind it.
+    /// Applies an update and the queued ones.
     fn apply(&mut self, update: Update) {
         self.table.apply(update);
         for _ in 0..BATCH {

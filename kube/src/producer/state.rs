@@ -1,10 +1,10 @@
-//! What the agent reports.
+//! The agent's state.
 
 use wharf_feed::v1;
 
 use super::table::Subject;
 
-/// A row that is not in force as it was sent.
+/// A row that is not in force as sent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refused {
     /// The agent's message.
@@ -13,28 +13,28 @@ pub struct Refused {
     pub subject: Option<Subject>,
 }
 
-/// State of the agent; by default there is no stream.
+/// State of the agent; the default is no stream.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct AgentState {
-    /// The last report of the stream.
+    /// The stream's last report.
     pub report: Option<v1::Report>,
-    /// Every row of the first snapshot of the stream is in force.
+    /// Every row of the stream's first snapshot is in force.
     pub is_in_force: bool,
     /// Rows that are not in force.
     pub refused: Vec<Refused>,
 }
 
 impl AgentState {
-    /// The agent has every row, and has reported.
+    /// The agent has every row and has reported.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.is_in_force && self.report.is_some()
     }
 
-    /// A condition of the report, with the message of one that does not hold. An absent condition does not hold.
+    /// Whether a reported condition holds; an absent condition does not.
     ///
     /// # Errors
-    /// It does not hold.
+    /// The condition's message.
     pub fn condition(&self, name: &str) -> Result<(), String> {
         let conditions = self.report.iter().flat_map(|report| &report.conditions);
         match conditions.into_iter().find(|condition| condition.name == name) {

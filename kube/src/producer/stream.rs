@@ -19,30 +19,26 @@ use wharf_feed::v1::{
 use super::{AgentState, Connect, NAME, Names, Producer, Refused};
 use crate::source::Kind;
 
-/// For the connection and the answer to the opening; the agent ends an earlier stream within 1 s.
+/// For connection and opening; the agent ends an earlier stream within 1 s.
 const OPENING: Duration = Duration::from_secs(15);
-/// For the cause of an end.
 const END: Duration = Duration::from_secs(1);
-/// Messages of the process that the transport has not taken. The table coalesces what waits, so one is enough.
+/// Messages that the transport has not taken. The table coalesces waiting changes, so one is enough.
 const QUEUE: usize = 1;
 /// Messages that the agent has not processed.
 const UNPROCESSED: usize = 4;
-/// Messages whose time to their being in force is measured.
+/// Messages with a measured latency.
 const MEASURED: usize = 1_024;
-/// Until refused rows are sent again, and the longest such time: it doubles while rows are refused.
+/// First and longest delay before refused rows are sent again; it doubles while rows are refused.
 const AGAIN: [Duration; 2] = [Duration::from_secs(30), Duration::from_secs(600)];
-/// Least time between two reports of the watches.
+/// Least time between reports of the watches.
 const WATCHES: Duration = Duration::from_secs(1);
-/// Refused rows that are sent again at once; the agent lists as many.
+/// Refused rows to send again; the agent lists as many.
 const MAX_AGAIN: usize = 1_024;
 
-/// Why a stream ends.
 pub(super) enum Ended {
-    /// Every sender of updates is gone.
+    /// All update senders are dropped.
     Closed,
-    /// The stream or the connection.
     Stream(String),
-    /// The agent rejected the opening.
     Rejected(String),
 }
 
@@ -52,26 +48,25 @@ impl From<Status> for Ended {
     }
 }
 
-/// The sending side is apart, because a wait for room in it borrows it.
+/// The sender is separate, because waiting for room borrows it.
 type Opened = (mpsc::Sender<v1::ProducerMessage>, Stream);
 
-/// An open stream.
 struct Stream {
     answers: Streaming<v1::AgentMessage>,
     /// Of the last message.
     sequence: u64,
     unprocessed: usize,
-    /// Messages that are not in force, with the time of their oldest change.
+    /// Messages not yet in force, with the time of their oldest change.
     measured: VecDeque<(u64, Instant)>,
     /// Message that completed the snapshot.
     complete: Option<u64>,
     in_force: u64,
     again: Again,
-    /// When the state of the watches may be sent; `None` to an agent that does not accept it.
+    /// When watch states may be sent; `None` if the agent does not accept them.
     watches_due: Option<Instant>,
 }
 
-/// Refused rows of which nothing is in force. The agent does not keep them: when it has room, it needs them again.
+/// Refused rows without an earlier version in force. The agent drops them, and needs them again when it has room.
 struct Again {
     rows: BTreeSet<(Kind, String)>,
     delay: Duration,
@@ -84,7 +79,6 @@ impl Again {
         Self { rows: BTreeSet::new(), delay, due: Instant::now() }
     }
 
-    /// Takes the agent's list instead.
     fn set(&mut self, refused: &[v1::RefusedRow]) {
         let is_alone = |row: &&v1::RefusedRow| !row.stale && !row.conflict;
         let key = |row: &v1::RefusedRow| {
@@ -191,7 +185,7 @@ impl Producer {
                     self.change(|state| state.is_in_force = true);
                 }
             }
-            // An agent that has not looked yet reports nothing.
+            // The agent has not checked yet.
             Some(Body::Report(report)) if report.conditions.is_empty() => {}
             Some(Body::Report(report)) => self.change(|state| state.report = Some(report)),
             Some(Body::Refused(refused)) => {
@@ -202,7 +196,7 @@ impl Producer {
                 let refused = rows.map(|row| Refused { subject: self.table.subject(&row.key), row }).collect();
                 self.change(|state| state.refused = refused);
             }
-            // An agent of a later version may send more.
+            // Later agent versions may send more.
             Some(Body::Opened(_) | Body::Rejected(_)) | None => {}
         }
     }
@@ -256,7 +250,7 @@ async fn opened(connect: Connect, names: Names) -> Result<Opened, Ended> {
     }
 }
 
-/// The cause of an end that the sending side notices first; it is in the answers.
+/// The cause of an end that the sender noticed first; the answers contain it.
 async fn end(answers: &mut Streaming<v1::AgentMessage>) -> Ended {
     let end = async {
         loop {

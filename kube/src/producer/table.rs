@@ -1,8 +1,7 @@
-//! The rows that the objects define, encoded, and the keys whose row the agent does not have yet.
+//! The encoded rows of the objects, and the keys whose row the agent lacks.
 //!
-//! A new stream has its snapshot from memory, without a new list: a restart of the agents of all nodes loads no API
-//! server. A pod has about 500 bytes. Changes of a key that wait for the agent are coalesced, so the memory is bounded
-//! by the rows of the objects and the keys of the rows that the agent has.
+//! A new stream gets its snapshot from memory, so restarts of all agents do not load the API servers. A pod takes about
+//! 500 bytes. Memory is bounded by the rows of the objects and the keys of the agent's rows.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,30 +18,28 @@ use crate::{
     watch::{Event, Update},
 };
 
-/// Bytes of the rows of a message. The last row may exceed it, and a row has at most 3 MiB.
+/// Bytes of a message's rows. The last row, of at most 3 MiB, may exceed it.
 const MESSAGE: usize = 512 << 10;
 /// Changes of a message.
 const CHANGES: usize = 4_096;
 
-/// An object with a row.
 #[derive(Debug)]
 struct Entry {
     uid: Box<str>,
     row: Box<[u8]>,
-    /// Of the last list or later event that had the object.
+    /// Of the last list or event that had the object.
     generation: u64,
     /// The agent has a row with the key.
     is_sent: bool,
-    /// Position in the queue of the kind.
+    /// Position in the kind's queue.
     queued: Option<u64>,
 }
 
-/// Objects of a source.
 #[derive(Debug, Default)]
 struct Objects {
     entries: BTreeMap<Box<str>, Entry>,
     generation: u64,
-    /// A list was complete, or the cluster does not have the resource.
+    /// After a complete list, or if the cluster lacks the resource.
     is_complete: bool,
 }
 
@@ -50,32 +47,30 @@ struct Objects {
 struct Waiting {
     source: Source,
     object: Box<str>,
-    /// When the oldest change was read; none for a row of a snapshot.
+    /// When the oldest change was read; `None` in a snapshot.
     since: Option<Instant>,
 }
 
-/// The stream's state of a kind.
+/// A kind's state in the stream.
 #[derive(Debug, Default)]
 struct Queue {
-    /// Rows to send, in the order of their first change.
+    /// In the order of their first change.
     puts: BTreeMap<u64, Waiting>,
-    /// Keys of rows that the agent has and no object defines.
+    /// Rows of the agent without an object.
     deletes: BTreeMap<String, Instant>,
     has_begun: bool,
     is_complete: bool,
 }
 
-/// A message without its number.
 #[derive(Debug, Default)]
 pub(super) struct Message {
     pub(super) changes: Vec<v1::Change>,
-    /// When the oldest change was read.
     pub(super) since: Option<Instant>,
-    /// Every kind is complete with it.
+    /// All kinds are complete with this message.
     pub(super) completes: bool,
 }
 
-/// An object that a policy's row is from.
+/// The object of a policy's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
     /// `apiVersion`.
@@ -90,17 +85,15 @@ pub struct Subject {
     pub uid: String,
 }
 
-/// The rows.
 #[derive(Debug, Default)]
 pub(super) struct Table {
     objects: BTreeMap<Source, Objects>,
     queues: BTreeMap<Kind, Queue>,
-    /// Of the next row in a queue.
+    /// Next position in a queue.
     next: u64,
 }
 
 impl Table {
-    /// Applies a change.
     pub(super) fn apply(&mut self, update: Update) {
         let Update { source, at, event } = update;
         let objects = self.objects.entry(source).or_default();
@@ -116,7 +109,7 @@ impl Table {
                 }
             }
             Event::Gone { object, uid } => {
-                // A deletion does not hit a successor with the same name.
+                // Spares a successor with the same name.
                 if objects.entries.get(object.as_str()).is_some_and(|entry| *entry.uid == *uid) {
                     self.remove(source, &object, at);
                 }
@@ -129,7 +122,7 @@ impl Table {
         }
     }
 
-    /// Prepares a snapshot for a new stream.
+    /// Queues a snapshot for a new stream.
     pub(super) fn open_stream(&mut self) {
         self.queues.clear();
         for (source, objects) in &mut self.objects {
@@ -144,7 +137,7 @@ impl Table {
         }
     }
 
-    /// Sends rows with these keys again, unless they wait already.
+    /// Queues these rows again, unless they wait already.
     pub(super) fn resend(&mut self, rows: &BTreeSet<(Kind, String)>) {
         for (source, objects) in &mut self.objects {
             let Some(queue) = self.queues.get_mut(&source.kind()) else { continue };
@@ -159,7 +152,7 @@ impl Table {
         }
     }
 
-    /// The next message; `None` when the agent has everything.
+    /// `None` when the agent has everything.
     pub(super) fn next_message(&mut self) -> Option<Message> {
         let mut message = Message::default();
         let mut room = Room { bytes: MESSAGE, changes: CHANGES };
@@ -183,23 +176,19 @@ impl Table {
         })
     }
 
-    /// Number of rows of a kind.
     pub(super) fn count(&self, kind: Kind) -> usize {
         let of_kind = self.objects.iter().filter(|(source, _)| source.kind() == kind);
         of_kind.map(|(_, objects)| objects.entries.len()).sum()
     }
 
-    /// Number of changes that wait.
     pub(super) fn waiting(&self) -> usize {
         self.queues.values().map(|queue| queue.puts.len() + queue.deletes.len()).sum()
     }
 
-    /// The object of a policy's row.
     pub(super) fn subject(&self, key: &str) -> Option<Subject> {
         let (source, object) = Source::of_policy(key)?;
         let entry = self.objects.get(&source)?.entries.get(object)?;
         let (namespace, name) = object.split_once('/').unwrap_or(("", object));
-        // The document begins with the version.
         let row = v1::Row::decode(&*entry.row).ok()?;
         let Some(v1::row::Row::Policy(v1::Policy { text, .. })) = row.row else { return None };
         Some(Subject {
@@ -273,7 +262,7 @@ impl Table {
         }
     }
 
-    /// Every source of the kind had a complete list.
+    /// Every source had a complete list.
     fn has_all(&self, kind: Kind) -> bool {
         let mut of_kind = Source::ALL.into_iter().filter(|source| source.kind() == kind);
         of_kind.all(|source| self.objects.get(&source).is_some_and(|objects| objects.is_complete))
@@ -303,7 +292,7 @@ impl Table {
             entry.queued = None;
             entry.is_sent = true;
             room.take(entry.row.len());
-            // The bytes are those that this process encoded.
+            // This process encoded the bytes.
             if let Ok(row) = v1::Row::decode(&*entry.row) {
                 message.push(Sent::Put(row), since);
             }
@@ -315,7 +304,6 @@ impl Table {
     }
 }
 
-/// What else fits in a message.
 struct Room {
     bytes: usize,
     changes: usize,

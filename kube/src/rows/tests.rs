@@ -123,7 +123,6 @@ fn a_policy_has_version_and_kind_and_no_status() {
     assert!(cluster.text.contains(r#""metadata":{"name":"deny"}"#), "{}", cluster.text);
 }
 
-/// The policies of a row, as the agent reads them.
 fn policies(source: Source, object: &serde_json::Value) -> usize {
     let Some(Row::Policy(policy)) = row(source, object) else { panic!("no policy") };
     wharf_policy::read::read(&policy.key, &policy.text).unwrap_or_else(|why| panic!("{}: {why:?}", policy.text)).len()

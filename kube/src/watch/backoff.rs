@@ -5,7 +5,7 @@ use std::time::Duration;
 use backon::{BackoffBuilder as _, ExponentialBackoff, ExponentialBuilder};
 
 const FIRST: Duration = Duration::from_millis(200);
-/// With jitter, a delay is at most twice as long.
+/// Without jitter, which at most doubles a delay.
 const LAST: Duration = Duration::from_secs(15);
 
 /// Exponential delays with jitter.
@@ -23,7 +23,7 @@ impl Default for Delays {
 }
 
 impl Delays {
-    /// Delays that grow from 200 ms to `last`, twice that with the jitter.
+    /// From 200 ms to `last`, at most doubled by jitter.
     #[must_use]
     pub fn up_to(last: Duration) -> Self {
         let builder = ExponentialBuilder::new().with_jitter().with_min_delay(FIRST).with_max_delay(last);
@@ -31,20 +31,20 @@ impl Delays {
         Self { builder, delays: builder.build() }
     }
 
-    /// The next delay, never shorter than what the server asks for.
+    /// The next delay, longer than the `asked` one.
     pub fn next(&mut self, asked: Option<Duration>) -> Duration {
         let delay = self.delays.next().unwrap_or(LAST);
-        // The jitter also spreads clients that the server asks for the same delay.
+        // Jitter also spreads clients with equal `asked` delays.
         asked.map_or(delay, |asked| asked + delay)
     }
 
-    /// The next delay is the first one again.
+    /// Restarts at the first delay.
     pub fn reset(&mut self) {
         self.delays = self.builder.build();
     }
 }
 
-/// A random duration from the given one to 1.5 times as long.
+/// `duration` times a random factor from 1 to 1.5.
 #[must_use]
 pub fn spread(duration: Duration) -> Duration {
     duration.mul_f64(rand::random_range(1.0..1.5))

@@ -1,5 +1,5 @@
-//! Definitions of custom resources. They are read as objects: discovery can lack a group for some time after a start of
-//! the server, and policies would be removed.
+//! Definitions of custom resources, read as objects: after a start of the server, discovery can lack a group, which
+//! would remove its policies.
 
 use serde::Deserialize;
 
@@ -47,15 +47,14 @@ impl Definition {
     }
 }
 
-/// The resource in the best version that the cluster serves and the agent reads.
+/// The preferred version that both cluster and agent support; `None` without a definition.
 ///
 /// # Errors
-/// The definition cannot be read, or has no version that the agent reads: policies in force stay. One that does not
-/// exist is no error.
+/// The definition is unreadable, or has no version that the agent reads: policies in force stay.
 pub(super) async fn served(api: &Api, custom: &Custom) -> Result<Option<Served>, Failure> {
     match api.object::<Definition>(&custom.definition()).await {
         Ok(definition) => choose(custom, &definition).map(Some),
-        // Not a proxy's answer: without the definition, the policies are removed.
+        // A proxy's 404 must not remove policies.
         Err(Failure::Refused { code: 404, reason, .. }) if reason == "NotFound" => Ok(None),
         Err(failure) => Err(failure),
     }

@@ -2,32 +2,30 @@
 
 use bytes::{Bytes, BytesMut};
 
-/// Lines of a stream, of a bounded length.
+/// Lines of bounded length.
 #[derive(Debug)]
 pub(super) struct Lines {
     text: BytesMut,
-    /// Bytes of `text` without a line feed.
+    /// Leading bytes of `text` without a line feed.
     searched: usize,
     most: usize,
 }
 
-/// A line that is longer than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct TooLong;
 
 impl Lines {
-    /// Lines of at most `most` bytes.
+    /// `most`: bytes of a line.
     #[must_use]
     pub(super) fn new(most: usize) -> Self {
         Self { text: BytesMut::new(), searched: 0, most }
     }
 
-    /// Appends a part of the stream.
     pub(super) fn push(&mut self, part: &[u8]) {
         self.text.extend_from_slice(part);
     }
 
-    /// The next line without its line feed. Empty lines are skipped. `None` until more of the stream is there.
+    /// The next line without its line feed; skips empty lines. `None` until more of the stream is pushed.
     ///
     /// # Errors
     /// The line is too long.
@@ -50,7 +48,7 @@ impl Lines {
         }
     }
 
-    /// The stream so far ends within a line.
+    /// The stream ends within a line.
     #[must_use]
     pub(super) fn is_cut(&self) -> bool {
         !self.text.iter().all(u8::is_ascii_whitespace)

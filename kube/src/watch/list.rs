@@ -6,11 +6,10 @@ use serde_json::value::RawValue;
 use super::{Event, Stop, Watcher, stream::Version};
 use crate::{api::Failure, objects::Identity, source::Served};
 
-/// Objects of a page.
 const PAGE: u32 = 500;
-/// Bytes of a page. A larger page is requested again with fewer objects.
+/// Bytes. A larger page is requested again with fewer objects.
 const MAX_PAGE: usize = 8 << 20;
-/// Lists that begin again because the token of the next page expired.
+/// After an expired token of the next page.
 const MAX_RESTARTS: u32 = 3;
 
 #[derive(Debug, Deserialize)]
@@ -31,8 +30,8 @@ struct PageMetadata {
 }
 
 impl Watcher {
-    /// Lists the source; also the number of its objects. The version is that of the first page: events after it may
-    /// repeat what later pages have.
+    /// Returns the version and the number of objects. The version is that of the first page: later events may repeat
+    /// objects of later pages.
     pub(super) async fn list(&self, served: &Served) -> Result<(Version, u32), Stop> {
         let mut restarts = 0;
         loop {
@@ -87,7 +86,8 @@ impl Watcher {
         if limit == 1 { 4 * MAX_PAGE } else { MAX_PAGE }
     }
 
-    /// An object of a list or a watch. One that does not decode keeps its earlier row, and is skipped without a name.
+    /// An object of a list or watch. An object that does not decode keeps its earlier row; without a name it is
+    /// skipped.
     pub(super) async fn object(&self, served: &Served, object: &RawValue) -> Result<(), Stop> {
         match self.reader.read(&served.api_version, object) {
             Ok(defined) => self.send(Event::Put(defined)).await,

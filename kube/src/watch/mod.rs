@@ -1,13 +1,11 @@
-//! Lists and watches of a source. Guarantees:
+//! Lists and watches of a source:
 //!
-//! - A list is a consistent read, and its end replaces the state of the source. A deletion that a watch missed is
-//!   found.
-//! - A watch begins at the version of the list. When the server ends it as asked, the next watch begins at the version
-//!   of the last event or bookmark. After a failed connection, too, and a list follows within 60 s, later in a large
-//!   cluster.
-//! - Every other failure leads to a list: an expired or refused version, an event that does not decode, a version that
-//!   decreases. The delay before it is at most 30 s, or what the server asks for.
-//! - A list follows at the latest 15 min after the last one, and 1.5 s for each 100 objects.
+//! - A list is a consistent read. Its end replaces the source's state, which finds missed deletions.
+//! - A watch begins at the list's version; after an end as requested or a failed connection, at the last event or
+//!   bookmark. A failed connection also causes a list within 60 s, later in a large cluster.
+//! - Every other failure causes a list, after at most 30 s or the server's delay: an expired or refused version, an
+//!   event that does not decode, a decreasing version.
+//! - Lists are at most 15 min apart, plus 1.5 s for each 100 objects.
 
 pub mod backoff;
 mod definition;
@@ -36,16 +34,16 @@ use self::{
     states::State,
 };
 
-/// The longest time between two lists, two thirds of it.
+/// Two thirds of the longest time between lists.
 const RELIST: Duration = Duration::from_secs(600);
-/// Added to it for each object of the last list, and a fifth to the wait after a failed connection: the agents of all
+/// Added for each object of the last list, and a fifth of it after a failed connection: the agents of all nodes list
 /// nodes list all objects.
 const FOR_OBJECT: Duration = Duration::from_millis(10);
-/// A list after a failed connection, at most: a restored store may have other objects at the version of the watch.
+/// Seconds until the list after a failed connection: a restored store may have other objects at the watch's version.
 const VERIFY: std::ops::Range<f64> = 5.0..60.0;
-/// Between two looks for a resource that the cluster does not have.
+/// Between two checks for an absent resource.
 const ABSENT: Duration = Duration::from_secs(20);
-/// A watch that lived as long was no failed attempt.
+/// A longer watch resets the delays.
 const HEALTHY: Duration = Duration::from_secs(10);
 
 /// A change of a source.
@@ -62,36 +60,35 @@ pub struct Update {
 /// What changes.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A list begins; an earlier one that is not complete is void.
+    /// A list begins; an earlier incomplete list is void.
     Begin,
-    /// An object is there.
+    /// The object exists.
     Put(Defined),
-    /// An object is there, and its row is not known: the earlier one of the same object stays.
+    /// The object exists, but its row is unknown: the object's earlier row stays.
     Keep {
         /// As of `Gone`.
         object: String,
         /// Uid.
         uid: String,
     },
-    /// An object is deleted.
+    /// The object is deleted.
     Gone {
         /// Key of the object: `NAMESPACE/NAME`, or the name without a namespace.
         object: String,
         /// Uid.
         uid: String,
     },
-    /// The list is complete: objects that it did not contain are deleted.
+    /// The list is complete: other objects are deleted.
     Complete,
-    /// The cluster does not have the resource.
+    /// The cluster lacks the resource.
     Absent,
 }
 
-/// Why a stream of changes ends.
+/// Why watching ends.
 #[derive(Debug)]
 enum Stop {
-    /// The receiver of the updates is gone.
+    /// The updates' receiver is dropped.
     Closed,
-    /// A failure.
     Failed(Failure),
 }
 
@@ -106,7 +103,6 @@ impl From<Failure> for Stop {
 pub struct Watcher {
     api: Arc<Api>,
     reader: Reader,
-    /// Its reader applies updates without a wait for the agent, so it is full only for moments.
     updates: mpsc::Sender<Update>,
     states: watch::Sender<States>,
     metrics: Arc<Metrics>,
@@ -127,14 +123,14 @@ impl Watcher {
         Self { api, reader, updates, states, metrics, own: None }
     }
 
-    /// Reports changes of this node's object; for the source of nodes.
+    /// Counts changes of this node's object; for the source of nodes.
     #[must_use]
     pub fn report_own(mut self, own: watch::Sender<u64>) -> Self {
         self.own = Some(own);
         self
     }
 
-    /// Follows the source until the receiver of the updates is gone.
+    /// Follows the source until the updates' receiver is dropped.
     pub async fn run(self) {
         let mut delays = Delays::default();
         loop {
@@ -149,7 +145,7 @@ impl Watcher {
         }
     }
 
-    /// A list and the watches after it, until another list is due.
+    /// A list and its watches, until another list is due.
     async fn round(&self, delays: &mut Delays) -> Result<(), Stop> {
         let Some(served) = self.served().await? else {
             self.set_state(State::Absent);
@@ -163,11 +159,11 @@ impl Watcher {
         let for_objects = FOR_OBJECT.saturating_mul(objects);
         self.metrics.list(self.reader.source);
         let mut due = Instant::now() + spread(RELIST + for_objects);
-        // Lost connections do not delay the list that an expired version needs after a restart of the server.
+        // Separate from `delays`: lost connections do not delay a list.
         let mut lost = Delays::default();
         loop {
             let began = Instant::now();
-            // A cancelled watch may lose an update; the list after it does not.
+            // The next list recovers an update that a cancelled watch loses.
             let ended = timeout_at(due, self.watch(&served, &mut version)).await;
             if began.elapsed() >= HEALTHY {
                 delays.reset();
@@ -188,7 +184,7 @@ impl Watcher {
         }
     }
 
-    /// The resource as the server has it; `None` without the definition of a custom resource.
+    /// `None` without the definition of a custom resource.
     async fn served(&self) -> Result<Option<Served>, Failure> {
         match self.reader.source.custom() {
             Some(custom) => definition::served(&self.api, &custom).await,
@@ -215,7 +211,6 @@ impl Watcher {
         let source = self.reader.source;
         self.metrics.failure(source, failure.label());
         self.set_state(State::Failing(failure.to_string()));
-        // An expired version and a lost connection are ordinary.
         if failure.code() == Some(410) || matches!(failure, Failure::Connection(_) | Failure::Silent(_)) {
             tracing::info!(%source, ?delay, "{failure}");
         } else {

@@ -1,4 +1,4 @@
-//! The state of each watch, for the agent.
+//! States of the watches, for the agent.
 
 use std::{
     collections::BTreeMap,
@@ -11,39 +11,36 @@ use wharf_feed::v1;
 
 use crate::source::Source;
 
-/// State of a watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum State {
-    /// The first list is not complete.
+    /// Until the first list is complete.
     Listing,
-    /// The server has accepted a watch.
     Watching,
-    /// Lists or watches fail, with the last cause.
+    /// With the last cause.
     Failing(String),
-    /// The cluster does not have the resource.
+    /// The cluster lacks the resource.
     Absent,
 }
 
-/// A watch that fails sooner after a failure has not worked meanwhile: a server may accept watches and end them at
-/// once.
+/// A watch that fails sooner after a failure did not work: a server may accept watches and end them at once.
 const WORKS: Duration = Duration::from_secs(30);
 
-/// State of every watch.
+/// States of all watches.
 #[derive(Debug, Clone, Default)]
 pub struct States(BTreeMap<Source, Since>);
 
-/// A state, and times since 1970.
+/// Times since 1970.
 #[derive(Debug, Clone)]
 struct Since {
     state: State,
-    /// Begin of the state. A later cause of a failure keeps it.
+    /// Begin of the state; another cause of a failure keeps it.
     began: Duration,
-    /// Begin of the failures before this state.
+    /// Begin of the preceding failures.
     failing: Option<Duration>,
 }
 
 impl States {
-    /// Whether the state differs from the one before.
+    /// Whether the state changed.
     fn set(&mut self, source: Source, state: State, now: Duration) -> bool {
         let before = self.0.get(&source);
         let is_first_list = before.is_none_or(|before| before.state == State::Absent);
@@ -82,7 +79,7 @@ impl States {
     }
 }
 
-/// Sets the state of a watch, and wakes the producer if it differs.
+/// Sets a watch's state, and wakes the producer after a change.
 pub(super) fn set(states: &watch::Sender<States>, source: Source, state: State) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     states.send_if_modified(|states| states.set(source, state, now));

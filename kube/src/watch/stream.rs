@@ -1,4 +1,4 @@
-//! The stream of events of a watch.
+//! Streams of events.
 
 use std::time::Duration;
 
@@ -15,12 +15,12 @@ use crate::{
     source::Served,
 };
 
-/// The server ends a watch after as many seconds, so that a dead connection is noticed: a quiet watch has no other sign
-/// of life, because bookmarks come once a minute.
+/// Seconds after which the server ends a watch. This detects dead connections: bookmarks come once a minute, and a
+/// quiet watch has no other sign of life.
 const SECONDS: std::ops::RangeInclusive<u64> = 20..=25;
-/// A server that does not end the watch has as much longer.
+/// Added for a server that does not end the watch.
 const GRACE: Duration = Duration::from_secs(5);
-/// A stream that ends by so much earlier than asked counts as broken: a stopping server or a proxy ends it.
+/// A stream that ends earlier than requested by this time is broken: a stopping server or a proxy ends it.
 const EARLY: Duration = Duration::from_secs(1);
 /// Bytes of an event.
 const MAX_EVENT: usize = 32 << 20;
@@ -44,13 +44,12 @@ struct BookmarkMetadata {
     resource_version: String,
 }
 
-/// A version of a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Version(String);
 
 impl Version {
     /// # Errors
-    /// A watch from it would begin at any version.
+    /// A watch at this version would begin anywhere.
     pub(super) fn new(version: String) -> Result<Self, Failure> {
         if version.is_empty() || version == "0" || !version.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Err(Failure::Request(format!("the list has the resourceVersion {version:?}")));
@@ -58,7 +57,7 @@ impl Version {
         Ok(Self(version))
     }
 
-    /// Versions are decimal numbers and grow; a version of another form is not compared.
+    /// Decimal versions must not decrease; others are not compared.
     fn advance(&mut self, next: String) -> Result<(), Failure> {
         if let (Ok(before), Ok(now)) = (self.0.parse::<u64>(), next.parse::<u64>())
             && now < before
@@ -71,10 +70,10 @@ impl Version {
 }
 
 impl Watcher {
-    /// Watches until the server ends the stream as it was asked to. `version` is that of the last event.
+    /// Watches until the server ends the stream as requested. `version` follows the events.
     ///
     /// # Errors
-    /// Any other end of the stream.
+    /// Any other end.
     pub(super) async fn watch(&self, served: &Served, version: &mut Version) -> Result<(), Stop> {
         let seconds = rand::random_range(SECONDS);
         let query = format!(
@@ -131,7 +130,7 @@ impl Watcher {
             "ADDED" | "MODIFIED" | "DELETED" => {
                 let identity: Identity = serde_json::from_str(text).map_err(Failure::Undecodable)?;
                 let object_key = identity.key();
-                // A watch that ends during the send continues before the event.
+                // A watch that is cancelled during the send continues before the event.
                 let mut next = version.clone();
                 next.advance(identity.metadata.resource_version)?;
                 self.metrics.event(self.reader.source);

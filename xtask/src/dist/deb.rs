@@ -1,4 +1,4 @@
-//! The Debian package: the files of `install` below `/usr`, and the scripts of `dist/debian`.
+//! The Debian package: files of `install` below `/usr`, scripts of `dist/debian`.
 
 use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command};
 
@@ -47,20 +47,19 @@ pub(super) fn make(release: &Release<'_>, book: &Path) -> Result<()> {
     let package = release.out.join(format!("wharf_{VERSION}_{}.deb", release.architecture));
     let mut command = Command::new("dpkg-deb");
     command.env("SOURCE_DATE_EPOCH", release.epoch.to_string());
-    // xz's output depends on its number of threads.
+    // xz's output depends on it.
     command.env("DPKG_DEB_THREADS_MAX", "1");
     command.args(["--root-owner-group", "-Zxz", "-z2", "--build"]).arg(&root).arg(&package);
     output(&mut command).context("is dpkg installed?").map(drop)
 }
 
-/// Debian policy requires manual pages and changelog compressed with `gzip -9`.
+/// Debian policy requires `gzip -9`.
 fn compress(root: &Path) -> Result<()> {
     let mut files = tree::files(&root.join("usr/share/man"))?;
     files.push(root.join("usr/share/doc/wharf/changelog"));
     output(Command::new("gzip").args(["--no-name", "--best", "--"]).args(files)).map(drop)
 }
 
-/// In Debian's format.
 fn changelog(release: &Release<'_>, root: &Path) -> Result<()> {
     let time =
         output(Command::new("date").env("LC_ALL", "C").args(["-u", "-R", "-d"]).arg(format!("@{}", release.epoch)))?;

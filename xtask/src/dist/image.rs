@@ -1,4 +1,4 @@
-//! The container image: the static programs, as a tar of an OCI image layout.
+//! The container image: static programs in an OCI archive.
 
 use std::{
     fs,
@@ -11,14 +11,12 @@ use serde_json::json;
 use super::{Release, VERSION, oci::Image, tree};
 use crate::pieces;
 
-/// `dist/kubernetes/wharf.yaml` uses it.
+/// As in `dist/kubernetes/wharf.yaml`.
 const NAME: &str = "localhost/wharf";
 
-/// User and group of `wharf-kube`. The host sees the number on the feed's socket, so it is outside of the ranges of
-/// Debian's and systemd's accounts.
+/// User and group of `wharf-kube`, visible on the feed's socket: outside of account ranges of Debian and systemd.
 pub(super) const FEED: &str = "65588";
 
-/// Returns the archive's path.
 pub(super) fn make(release: &Release<'_>) -> Result<PathBuf> {
     let root = release.work.join("image");
     for name in ["wharf-agent", "wharf", "wharf-node", "wharf-kube"] {
@@ -29,11 +27,11 @@ pub(super) fn make(release: &Release<'_>) -> Result<PathBuf> {
     copy(&release.sources.dist.join(network), &root.join("etc/cni/net.d").join(network), 0o644)?;
     copy(&release.sources.dist.join("agent.toml"), &root.join("etc/wharf/agent.toml"), 0o644)?;
     tree::add(&root, "usr/share/doc/wharf/LICENSE", &release.licence()?, 0o644)?;
-    // `cluster-feed-group` is a name.
+    // For `cluster-feed-group`, a name.
     tree::add(&root, "etc/group", format!("root:x:0:\nwharf-feed:x:{FEED}:\n").as_bytes(), 0o644)?;
     // Runtimes name namespaces by /var/run/netns.
     tree::link(&root, "var/run", "../run")?;
-    // Mount points, which cannot be created later in a read-only root.
+    // Mount points: the root may be read-only.
     for directory in ["run/wharf", "run/netns", "var/lib/wharf", "sys/fs/bpf", "proc", "tmp"] {
         let path = root.join(directory);
         fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;

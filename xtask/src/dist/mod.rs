@@ -1,5 +1,4 @@
-//! `dist`: packs the static programs and the files of `install`. Its tools (tar, gzip, dpkg-deb, sha256sum) produce the
-//! same bytes for the same files and time.
+//! `dist`: packs the static programs and the files of `install`, reproducibly for the same files and time.
 
 mod deb;
 mod image;
@@ -33,11 +32,11 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 struct Release<'a> {
     workspace: &'a Workspace,
     sources: Sources,
-    /// In file names: `x86_64`.
+    /// As in `x86_64`.
     machine: String,
-    /// Of Debian and OCI: `amd64`.
+    /// As in `amd64` (Debian, OCI).
     architecture: &'static str,
-    /// Mtime of every file, seconds since the Unix epoch.
+    /// Mtime of all files, Unix seconds.
     epoch: u64,
     out: PathBuf,
     work: PathBuf,
@@ -76,7 +75,7 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, sources: Sources) -> Resu
     release.end()
 }
 
-/// The files of a cluster, in a directory that is replaced.
+/// Files for a cluster; replaces `directory`.
 pub(crate) fn for_cluster(step: &Step, workspace: &Workspace, directory: &Path) -> Result<ForCluster> {
     let sources = Sources::of(workspace, workspace.release());
     for name in build::PRODUCT {
@@ -94,7 +93,6 @@ pub(crate) fn for_cluster(step: &Step, workspace: &Workspace, directory: &Path) 
     Ok(files)
 }
 
-/// Made by [`for_cluster`].
 #[derive(Debug)]
 pub(crate) struct ForCluster {
     /// An OCI archive.
@@ -126,7 +124,6 @@ impl<'a> Release<'a> {
         Ok(Self { workspace, sources, machine, architecture, epoch, out, work })
     }
 
-    /// Returns the directory of the results.
     fn end(self) -> Result<PathBuf> {
         fs::remove_dir_all(&self.work).with_context(|| format!("remove {}", self.work.display()))?;
         Ok(self.out)
@@ -134,7 +131,7 @@ impl<'a> Release<'a> {
 }
 
 impl Release<'_> {
-    /// Without files that only `uninstall` reads.
+    /// Without files for `uninstall`.
     fn items(&self, prefix: &str, cni_bin_dir: &str, unit_dir: &str) -> Result<Vec<Item>> {
         let prefix = PathBuf::from(prefix);
         let own = share(&prefix);
@@ -179,7 +176,7 @@ impl Release<'_> {
     }
 
     fn manifest(&self) -> Result<PathBuf> {
-        // The tests of `wharf-kube` answer with these permissions.
+        // Also used by `wharf-kube`'s tests.
         let path = self.workspace.root().join("kube/rbac.yaml");
         let rbac = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         let text = self.filled("kubernetes/wharf.yaml", &[("rbac", rbac.trim_end()), ("feed", image::FEED)])?;
@@ -220,7 +217,7 @@ fn output(command: &mut Command) -> Result<Vec<u8>> {
     Ok(output.stdout)
 }
 
-/// Other distributions may lack the dynamic linker, and the image has none.
+/// Other distributions may lack the dynamic linker; the image does.
 fn must_be_static(program: &Path) -> Result<()> {
     let bytes = fs::read(program).with_context(|| format!("read {}", program.display()))?;
     match interpreted(&bytes) {
@@ -233,7 +230,7 @@ fn must_be_static(program: &Path) -> Result<()> {
     }
 }
 
-/// Whether an ELF file (64-bit, little-endian) has a program header of type PT_INTERP; `None` for other files.
+/// Whether a 64-bit little-endian ELF file has a PT_INTERP header; `None` for other files.
 fn interpreted(elf: &[u8]) -> Option<bool> {
     const PT_INTERP: [u8; 4] = [3, 0, 0, 0];
     if !elf.starts_with(b"\x7fELF\x02\x01") {

@@ -8,17 +8,16 @@ use serde_json::{Value, json};
 use super::{output, tree};
 use crate::pieces;
 
-/// An image with one layer.
 pub(crate) struct Image<'a> {
     pub(crate) root: &'a Path,
     /// Complete, with a tag.
     pub(crate) names: &'a [String],
-    /// `config` of the image's configuration.
+    /// Field `config` of the image configuration.
     pub(crate) config: Value,
 }
 
 impl Image<'_> {
-    /// `epoch` is the time of every file and of the image; the files in `work` are temporary.
+    /// `epoch`: Unix seconds, for all files and the image; `work`: temporary files.
     pub(crate) fn write(&self, architecture: &str, epoch: u64, work: &Path, archive: &Path) -> Result<()> {
         let layout = work.join("oci");
         let blobs = layout.join("blobs/sha256");
@@ -42,7 +41,7 @@ impl Image<'_> {
         let named = self.names.iter().map(|name| {
             let mut image = image.clone();
             image["platform"] = json!({"architecture": architecture, "os": "linux"});
-            // containerd reads the second annotation.
+            // The second one is for containerd.
             image["annotations"] = json!({"org.opencontainers.image.ref.name": name, "io.containerd.image.name": name});
             image
         });

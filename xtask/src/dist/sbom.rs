@@ -1,4 +1,4 @@
-//! The SBOM of the programs (CycloneDX 1.5): the linked crates, the crates of the BPF programs, and the C library.
+//! SBOM of the programs (CycloneDX 1.5): linked crates, crates of the BPF programs, C library.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -58,7 +58,7 @@ struct Crates {
 }
 
 impl Crates {
-    /// `None`: all packages of the workspace. Omits build scripts and macros.
+    /// `of`: packages, by default the whole workspace. Omits build scripts and macros.
     fn take(&mut self, metadata: &Value, lock: &str, of: Option<&[&str]>) -> Result<()> {
         let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
         let sums = checksums(lock);
@@ -98,7 +98,7 @@ impl Crates {
         Ok(())
     }
 
-    /// `libc`: name and version, `glibc 2.36`.
+    /// `libc`: `glibc 2.36`.
     fn document(mut self, libc: &str) -> Value {
         let (name, version) = libc.split_once(' ').unwrap_or((libc, ""));
         let library = format!("{name}@{version}");
@@ -126,7 +126,7 @@ fn text(value: &Value) -> String {
     value.as_str().unwrap_or_default().to_owned()
 }
 
-/// The package URL, which scanners use as the crate's id.
+/// Package URL, the id for scanners.
 fn reference(package: &Value) -> String {
     format!("pkg:cargo/{}@{}", text(&package["name"]), text(&package["version"]))
 }
@@ -136,7 +136,7 @@ fn component(package: &Value, checksum: Option<&str>) -> Value {
     let mut component = json!({
         "type": "library", "bom-ref": url, "name": package["name"], "version": package["version"],
     });
-    // Only a crate from a registry has a valid package URL.
+    // Other crates have no valid package URL.
     if !package["source"].is_null() {
         component["purl"] = json!(url);
     }

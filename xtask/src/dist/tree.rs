@@ -1,4 +1,4 @@
-//! Trees of files, and archives that depend only on the files and a given time.
+//! File trees and reproducible archives.
 
 use std::{
     fs::{self, File},
@@ -62,7 +62,7 @@ pub(super) fn files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Independent of the umask.
+/// Ignores the umask.
 pub(super) fn settle(directory: &Path) -> Result<()> {
     let failed = || format!("set the mode of {}", directory.display());
     fs::set_permissions(directory, fs::Permissions::from_mode(0o755)).with_context(failed)?;
@@ -81,7 +81,7 @@ pub(crate) fn tar(epoch: u64, directory: &Path, what: &str, archive: &Path) -> R
     write_tar(epoch, directory, &[what.into()], archive)
 }
 
-/// Without directories: unpacked over a node's, the archive must not change their modes or owners, nor replace a link.
+/// Omits directories: unpacking on a node must not change modes or owners, nor replace links.
 pub(super) fn tar_of_files(epoch: u64, directory: &Path, what: &str, archive: &Path) -> Result<()> {
     let found = files(&directory.join(what))?.into_iter();
     let mut inside: Vec<PathBuf> =
@@ -97,7 +97,6 @@ fn write_tar(epoch: u64, directory: &Path, what: &[PathBuf], archive: &Path) -> 
     output(&mut command).map(drop)
 }
 
-/// Without name and time.
 pub(crate) fn gzip(from: &Path, to: &Path) -> Result<()> {
     let input = File::open(from).with_context(|| format!("open {}", from.display()))?;
     let file = File::create(to).with_context(|| format!("create {}", to.display()))?;

@@ -1,4 +1,4 @@
-//! The Kubernetes API through kubectl.
+//! Kubernetes API through kubectl.
 
 use std::{path::PathBuf, process::Command, time::Duration};
 
@@ -26,10 +26,10 @@ impl Api {
         command
     }
 
-    /// The command line of kubectl inside of the place.
+    /// kubectl's command line inside of the place.
     pub(crate) fn words(&self, arguments: &[&str]) -> Vec<String> {
         let kubectl = self.kubectl.display().to_string();
-        // kubectl keeps a cache of the API below its home directory.
+        // By default below the home directory.
         let mut words =
             vec![kubectl, format!("--kubeconfig={}", self.kubeconfig), "--cache-dir=/run/kubectl".to_owned()];
         words.extend(arguments.iter().map(|word| (*word).to_owned()));
@@ -46,7 +46,6 @@ impl Api {
         serde_json::from_str(&self.run(&all)?).with_context(|| format!("read the answer to get {arguments:?}"))
     }
 
-    /// The items of a list.
     pub(crate) fn list(&self, arguments: &[&str]) -> Result<Vec<Value>> {
         Ok(self.get(arguments)?.get("items").and_then(Value::as_array).cloned().unwrap_or_default())
     }
@@ -56,14 +55,13 @@ impl Api {
         said_with(&mut self.command(&["apply", "--filename=-"]), list.as_bytes()).map(drop)
     }
 
-    /// Deletes these objects, and waits until they are gone.
+    /// Waits until the objects are gone.
     pub(crate) fn delete(&self, arguments: &[&str]) -> Result<()> {
         let mut all = vec!["delete", "--ignore-not-found", "--timeout=120s"];
         all.extend(arguments);
         self.run(&all).map(drop)
     }
 
-    /// Runs a shell script in a pod, with these words as its arguments.
     pub(crate) fn script(&self, pod: &Pod, script: &str, words: &[&str]) -> Result<String> {
         let namespace = format!("--namespace={}", pod.namespace);
         let mut all = vec!["exec", &namespace, &pod.name, "--", "sh", "-c", script, "script"];
@@ -71,13 +69,13 @@ impl Api {
         self.run(&all)
     }
 
-    /// Waits for a rollout of a workload such as `deployment/web`.
+    /// Waits for a workload such as `deployment/web`.
     pub(crate) fn rolled_out(&self, namespace: &str, workload: &str, limit: Duration) -> Result<()> {
         let (namespace, limit) = (format!("--namespace={namespace}"), format!("--timeout={}s", limit.as_secs()));
         self.run(&["rollout", "status", &namespace, workload, &limit]).map(drop)
     }
 
-    /// The pods of a label selector that run; all namespaces if `namespace` is empty.
+    /// Running pods of a label selector; an empty `namespace` means all.
     pub(crate) fn pods(&self, namespace: &str, selector: &str) -> Result<Vec<Pod>> {
         let namespace =
             if namespace.is_empty() { "--all-namespaces".to_owned() } else { format!("--namespace={namespace}") };
@@ -85,7 +83,6 @@ impl Api {
         Ok(list.iter().filter_map(Pod::of).collect())
     }
 
-    /// Waits until no pod of a label selector is left.
     pub(crate) fn no_pods(&self, namespace: &str, selector: &str, limit: Duration) -> Result<()> {
         let namespace = format!("--namespace={namespace}");
         until(&format!("no pods {selector} in {namespace}"), limit, || {
@@ -95,7 +92,6 @@ impl Api {
     }
 }
 
-/// A running pod with addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Pod {
     pub(crate) namespace: String,
@@ -121,17 +117,15 @@ impl Pod {
     }
 }
 
-/// An address as a URL has it.
 pub(crate) fn in_url(address: &str) -> String {
     if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
 }
 
-/// Text at a JSON pointer; empty when absent.
+/// At a JSON pointer; empty if absent.
 pub(crate) fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
-/// Elements at a JSON pointer.
 pub(crate) fn elements<'a>(object: &'a Value, pointer: &str) -> &'a [Value] {
     object.pointer(pointer).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
 }

@@ -27,13 +27,10 @@ use crate::{
     workspace::Workspace,
 };
 
-/// The DaemonSet, the wait for the nodes included.
 const LIMIT: Duration = Duration::from_secs(180);
 
-/// The namespace of Wharf's manifest.
 pub(crate) const WHARF: &str = "wharf";
 
-/// What a cluster is made of.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Parts<'a> {
     pub(crate) workspace: &'a Workspace,
@@ -51,18 +48,17 @@ pub(crate) struct Cluster<'a> {
     pub(crate) api: Api,
     pub(crate) nodes: Vec<Node>,
     pub(crate) pki: Pki,
-    /// Duration of the churn with kills.
     pub(crate) churn: Duration,
     pub(crate) logs: PathBuf,
     pub(crate) run: PathBuf,
 }
 
 impl<'a> Cluster<'a> {
-    /// Starts the control plane and the nodes; Wharf is not installed.
+    /// Starts control plane and nodes, without Wharf.
     pub(crate) fn start(step: &Step, parts: &Parts<'a>, nodes: u8, churn: Duration) -> Result<Self> {
         let started = Instant::now();
         let run = parts.work.join("run");
-        // Root's files of an earlier run.
+        // Root owns them.
         said(parts.privilege.command(Path::new("rm"), &[]).arg("-rf").arg("--").arg(&run))?;
         let (run, logs) = (make_directory(&run)?, parts.work.join("logs"));
         empty_directory(&logs)?;
@@ -90,7 +86,6 @@ impl<'a> Cluster<'a> {
         Ok(Self { parts: *parts, space, control, api, nodes, pki, churn, logs, run })
     }
 
-    /// Applies the manifest, and waits until all nodes are ready.
     pub(crate) fn install(&self) -> Result<Duration> {
         let started = Instant::now();
         self.api.run(&["apply", "--filename", &self.manifest()?])?;
@@ -98,7 +93,7 @@ impl<'a> Cluster<'a> {
         Ok(started.elapsed())
     }
 
-    /// Path of the manifest with the addresses of services, which egress policies need.
+    /// Path of the manifest, with service addresses for egress policies.
     pub(crate) fn manifest(&self) -> Result<String> {
         const SETTING: &str = "    #service-cidr = [\"10.96.0.0/12\"]";
         let source = &self.parts.wharf.manifest;
@@ -110,7 +105,7 @@ impl<'a> Cluster<'a> {
         Ok(path.display().to_string())
     }
 
-    /// Waits until Wharf runs on all nodes, and they are ready without its taint.
+    /// Waits until Wharf runs and all nodes are ready without taints.
     pub(crate) fn ready(&self) -> Result<()> {
         self.api.rolled_out(WHARF, "daemonset/wharf", LIMIT)?;
         for node in &self.nodes {
@@ -119,7 +114,6 @@ impl<'a> Cluster<'a> {
         Ok(())
     }
 
-    /// Fails with the first condition that does not hold.
     pub(crate) fn node_is_ready(&self, name: &str) -> Result<()> {
         let node = self.api.get(&["node", name])?;
         let condition = |kind: &str| {
@@ -139,7 +133,7 @@ impl<'a> Cluster<'a> {
         self.nodes.iter().find(|node| node.name() == name).with_context(|| format!("there is no node {name}"))
     }
 
-    /// JSON output of Wharf's CLI on a node; the exit status is ignored.
+    /// JSON output of Wharf's CLI on a node, for any exit status.
     pub(crate) fn wharf(&self, node: &Node, arguments: &[&str]) -> Result<Value> {
         let mut command = node.place.command(self.parts.workspace.release().join("wharf"));
         let output = command.args(["--output", "json"]).args(arguments).output().context("start wharf")?;
@@ -148,7 +142,6 @@ impl<'a> Cluster<'a> {
         })
     }
 
-    /// Pod CIDRs of a node's object.
     pub(crate) fn pod_cidrs(&self, node: &str) -> Result<Vec<String>> {
         let node = self.api.get(&["node", node])?;
         let list = elements(&node, "/spec/podCIDRs").iter();
@@ -169,12 +162,11 @@ impl<'a> Cluster<'a> {
         lines.join("\n")
     }
 
-    /// Until the keeper of the namespaces ends.
     pub(crate) fn wait(&self) -> Result<()> {
         self.space.root().output("sleep", &["infinity"]).map(drop)
     }
 
-    /// Ends everything, and removes the nodes' files. The logs stay.
+    /// Ends everything and removes the nodes' files except logs.
     pub(crate) fn end(self) -> Result<()> {
         self.space.close()?;
         said(self.parts.privilege.command(Path::new("rm"), &[]).arg("-rf").arg("--").arg(&self.run))?;

@@ -47,7 +47,6 @@ impl Control {
         Ok(())
     }
 
-    /// Starts a program, and waits until it is ready.
     pub(crate) fn start(&self, name: &str, api: &Api) -> Result<()> {
         let Some((_, arguments)) = self.arguments.iter().find(|(known, _)| *known == name) else {
             bail!("start {name}: it is no program of the control plane");
@@ -68,12 +67,12 @@ impl Control {
         self.place.output("curl", &["--silent", "--insecure", "--fail", "--max-time", "2", url]).map(drop)
     }
 
-    /// Copies the data of etcd, which is stopped.
+    /// Copies the stopped etcd's data.
     pub(crate) fn copy_of_etcd(&self, name: &str) -> Result<()> {
         self.copy("etcd", name)
     }
 
-    /// Puts an earlier copy in the place of etcd's data; etcd is stopped.
+    /// Replaces the stopped etcd's data by an earlier copy.
     pub(crate) fn restore_etcd(&self, name: &str) -> Result<()> {
         let data = self.directory.join("etcd");
         self.place.output("rm", &["-rf", "--", &data.display().to_string()])?;
@@ -96,7 +95,6 @@ fn etcd(directory: &Path) -> Vec<String> {
     words(&[
         "--name=test",
         &data,
-        // The durability of etcd is not tested.
         "--unsafe-no-fsync",
         &format!("--listen-client-urls={client}"),
         &format!("--advertise-client-urls={client}"),
@@ -161,7 +159,7 @@ fn controller_manager(pki: &Pki, directory: &Path) -> Vec<String> {
         &format!("--cluster-signing-key-file={}", pki.file("ca.key")),
         "--use-service-account-credentials=true",
         "--leader-elect=false",
-        // By default it makes a directory of the machine.
+        // The default is a directory of the machine.
         &format!("--flex-volume-plugin-dir={}", directory.join("plugins").display()),
     ]));
     arguments
@@ -173,7 +171,6 @@ fn scheduler(pki: &Pki) -> Vec<String> {
     arguments
 }
 
-/// Removes the data of an earlier run.
 pub(crate) fn clear(work: &Path) -> Result<()> {
     let directory = work.join("control");
     match fs::remove_dir_all(&directory) {

@@ -1,4 +1,4 @@
-//! Kubernetes' own tests of networks.
+//! Kubernetes' own network tests.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use super::{
 
 const AREA: &str = "[sig-network]";
 
-/// Name in the table, and a part of the tests' names.
+/// Name in the table, and a part of test names.
 type Group = (&'static str, &'static str);
 
 const GROUPS: [Group; 3] = [
@@ -28,7 +28,7 @@ const GROUPS: [Group; 3] = [
     ("e2e: IPv6DualStack", "[Feature:IPv6DualStack]"),
 ];
 
-/// A part of the names of tests that are not run, and why.
+/// A part of the names of excluded tests, and the reason.
 const LEFT_OUT: [(&str, &str); 4] = [
     ("DNS", "the cluster has no DNS server"),
     ("SCTP", "needs the kernel's sctp module"),
@@ -42,7 +42,7 @@ struct Test {
     state: String,
 }
 
-/// Runs the tests of the groups whose names contain one of `filters`, or of all groups, one test after the other.
+/// Runs the groups that match one of `filters`, or all.
 pub(crate) fn run(cluster: &Cluster<'_>, program: &Path, filters: &[String]) -> Result<Vec<Row>> {
     let chosen: Vec<Group> = GROUPS
         .into_iter()
@@ -71,14 +71,13 @@ pub(crate) fn run(cluster: &Cluster<'_>, program: &Path, filters: &[String]) -> 
     ));
     command.arg(format!("--ginkgo.skip={}", LEFT_OUT.map(|(part, _)| escaped(part)).join("|")));
     command.arg(format!("--ginkgo.json-report={}", report.display()));
-    // A failed test is in the report.
     command.stdout(output).stderr(second).status().context("start e2e.test")?;
     let text = fs::read(&report).with_context(|| format!("no report of e2e.test; see {}", log.display()))?;
     let report = serde_json::from_slice(&text).with_context(|| format!("read {}", report.display()))?;
     Ok(rows(&groups, &tests(&groups, &report), started.elapsed()))
 }
 
-/// Routes the pod CIDRs from the control plane by the router and the nodes: the API server's proxy connects to pods.
+/// Routes from the control plane to the pod CIDRs: the API server's proxy connects to pods.
 fn routes(cluster: &Cluster<'_>) -> Result<()> {
     for node in &cluster.nodes {
         for cidr in cluster.pod_cidrs(node.name())? {
@@ -93,12 +92,10 @@ fn routes(cluster: &Cluster<'_>) -> Result<()> {
     Ok(())
 }
 
-/// As text of a regular expression.
 fn escaped(part: &str) -> String {
     part.replace('[', r"\[").replace(']', r"\]")
 }
 
-/// Every test of the area that belongs to a group.
 fn tests(groups: &[Group], report: &Value) -> Vec<Test> {
     let suites = report.as_array().map(Vec::as_slice).unwrap_or_default();
     let specs = suites.iter().flat_map(|suite| elements(suite, "/SpecReports"));
@@ -111,7 +108,6 @@ fn tests(groups: &[Group], report: &Value) -> Vec<Test> {
     all.filter(is_ours).collect()
 }
 
-/// A row for each group, and one for each reason why tests were not run.
 fn rows(groups: &[Group], tests: &[Test], took: Duration) -> Vec<Row> {
     let mut rows = Vec::new();
     for (check, part) in groups {

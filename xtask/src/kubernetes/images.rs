@@ -1,4 +1,4 @@
-//! The images of the test's pods, made from programs of the machine.
+//! Images of the test pods, made from the machine's programs.
 
 use std::{
     fs,
@@ -16,10 +16,9 @@ use crate::{
     workspace::find_program,
 };
 
-/// A shell, an HTTP server on port 80 and clients.
+/// A shell, an HTTP server on port 80, clients.
 pub(crate) const TEST: &str = "localhost/busybox:test";
 
-/// In the pods: the server's only page.
 pub(crate) const PAGE: &str = "hello";
 
 const APPLETS: [&str; 16] = [
@@ -27,7 +26,6 @@ const APPLETS: [&str; 16] = [
     "wget", "xargs",
 ];
 
-/// Returns the archives.
 pub(crate) fn make(programs: &Programs, wharf: &ForCluster, work: &Path) -> Result<Vec<PathBuf>> {
     let mut archives = vec![wharf.image.clone()];
     let Some(busybox) = find_program("busybox") else { bail!("make an image: the machine has no busybox-static") };
@@ -47,7 +45,6 @@ pub(crate) fn make(programs: &Programs, wharf: &ForCluster, work: &Path) -> Resu
     }
     tree::add(&root, "etc/passwd", b"root:x:0:0:root:/:/bin/sh\n", 0o644)?;
     tree::add(&root, "www/index.html", PAGE.as_bytes(), 0o644)?;
-    // The sandbox of a pod only sleeps.
     let config = json!({"Cmd": ["/bin/sleep", "2147483647"], "Env": ["PATH=/bin"]});
     archives.push(write("busybox", &[TEST.to_owned(), "localhost/pause:test".to_owned()], &root, config.clone())?);
     if let (Some(agnhost), Some(e2e)) = (programs.optional("agnhost"), programs.optional("e2e.test")) {
@@ -57,7 +54,7 @@ pub(crate) fn make(programs: &Programs, wharf: &ForCluster, work: &Path) -> Resu
         };
         archives.push(write("e2e-pause", &named("/pause:"), &root, config)?);
         tree::add(&root, "agnhost", &read(&agnhost)?, 0o755)?;
-        // Tests run these in pods. nc of busybox has no UDP.
+        // For scripts in pods; busybox's nc has no UDP.
         for (name, place) in [("curl", "bin/curl"), ("nc.openbsd", "bin/nc")] {
             let Some(program) = find_program(name) else { bail!("make an image: the machine has no {name}") };
             let own = root.join(place);

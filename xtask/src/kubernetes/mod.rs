@@ -1,5 +1,4 @@
-//! `kubernetes`: a cluster in namespaces of this machine, with Wharf as its manifest runs it. Packets stay in network
-//! namespaces of the run.
+//! `kubernetes`: a cluster in namespaces of this machine, with Wharf's manifest.
 
 mod api;
 mod checks;
@@ -60,7 +59,6 @@ pub(crate) fn run(
     }
     let work = make_directory(&workspace.target().join("kubernetes"))?;
     let lock = File::create(work.join(".lock")).with_context(|| format!("lock {}", work.display()))?;
-    // Concurrent runs would share the nodes' files.
     lock.try_lock().with_context(|| format!("lock {}: does another `cargo xtask kubernetes` run?", work.display()))?;
     let programs =
         progress.step("containerd (40 MB the first time)", |step| Programs::complete(step, directory, &work))?;
@@ -95,7 +93,7 @@ pub(crate) fn run(
     Ok(if rows.iter().any(Row::failed) { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// A failed check is reported in the table; the next one runs.
+/// Reports a failed check in the table.
 fn one(progress: &mut Progress, cluster: &Cluster<'_>, check: &Check) -> Row {
     let started = Instant::now();
     let result = progress.step(check.name, |step| {

@@ -1,4 +1,4 @@
-//! Addresses of the cluster. All are in network namespaces of the run.
+//! Addresses. Packets stay in the run's network namespaces.
 
 use anyhow::Result;
 
@@ -6,7 +6,6 @@ use super::place::Space;
 
 const SCRIPT: &str = include_str!("network.sh");
 
-/// Network namespace of the control plane.
 pub(crate) const CONTROL_NAME: &str = "control";
 const CONTROL_NUMBER: u8 = 10;
 pub(crate) const CONTROL: &str = "172.30.0.10";
@@ -14,7 +13,6 @@ pub(crate) const CONTROL: &str = "172.30.0.10";
 pub(crate) const PODS: [&str; 2] = ["10.244.0.0/16", "fd44::/48"];
 pub(crate) const SERVICES: [&str; 2] = ["10.96.0.0/16", "fd96::/112"];
 
-/// A node's place in the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) name: String,
@@ -32,7 +30,7 @@ impl Host {
     }
 }
 
-/// The last of several nodes is behind the router: it needs the overlay.
+/// The last of several nodes is behind the router and needs the overlay.
 pub(crate) fn hosts(nodes: u8) -> Vec<Host> {
     (1..=nodes)
         .map(|n| Host { name: format!("node{n}"), subnet: u8::from(n == nodes && n > 1), number: CONTROL_NUMBER + n })

@@ -1,4 +1,4 @@
-//! A node: namespaces, a root directory, containerd, a kubelet and kube-proxy.
+//! A node: namespaces, root directory, containerd, kubelet and kube-proxy.
 
 use std::{
     fs,
@@ -22,37 +22,32 @@ const SETTLE: &str = include_str!("settle.sh");
 
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The taint that `wharf-kube` removes.
+/// `wharf-kube` removes it.
 pub(crate) const TAINT: &str = "wharf.dev/agent-not-ready";
 
 #[derive(Debug)]
 pub(crate) struct Node {
     pub(crate) host: Host,
     pub(crate) place: Place,
-    /// Process id of the node's first process, in the machine's PID namespace.
+    /// First process of the node, in the machine's PID namespace.
     pub(crate) pid: u32,
     logs: PathBuf,
-    /// Name, program, arguments.
     daemons: Vec<(&'static str, PathBuf, Vec<String>)>,
 }
 
-/// What all nodes have in common.
 #[derive(Debug)]
 pub(crate) struct Setup<'a> {
     pub(crate) space: &'a Space,
     pub(crate) programs: &'a Programs,
     pub(crate) pki: &'a Pki,
-    /// Nodes see it at the same path.
+    /// Same path on the nodes.
     pub(crate) work: &'a Path,
-    /// The nodes' files.
     pub(crate) run: &'a Path,
     pub(crate) logs: &'a Path,
-    /// Wharf's release programs.
     pub(crate) release: &'a Path,
 }
 
 impl Node {
-    /// Makes the node's namespaces and starts containerd.
     pub(crate) fn make(setup: &Setup<'_>, host: &Host) -> Result<Self> {
         let name = host.name.as_str();
         let directory = make_directory(&setup.run.join(name))?;
@@ -87,21 +82,19 @@ impl Node {
         &self.host.name
     }
 
-    /// Imports an archive of images.
     pub(crate) fn import(&self, ctr: &Path, archive: &Path) -> Result<()> {
-        // The snapshotter of containerd's configuration.
+        // As in [`CONTAINERD`].
         let words = ["--namespace=k8s.io", "images", "import", "--local", "--snapshotter=native"];
         self.place.output(ctr, &[&words[..], &[&archive.display().to_string()]].concat()).map(drop)
     }
 
-    /// Starts `containerd`, `kubelet` or `kube-proxy`.
     pub(crate) fn start(&self, name: &str) -> Result<()> {
         let daemon = self.daemons.iter().find(|(known, ..)| *known == name);
         let (_, program, arguments) = daemon.with_context(|| format!("start {name}: a node has no such daemon"))?;
         self.place.start(name, &self.logs.join(format!("{}-{name}.log", self.name())), program, arguments)
     }
 
-    /// Starts the kubelet and kube-proxy if they do not run, and waits until they serve.
+    /// Starts missing daemons and waits for them.
     pub(crate) fn join(&self) -> Result<()> {
         for (name, port) in [("kubelet", 10248), ("kube-proxy", 10256)] {
             if !self.place.is_running(name) {
@@ -149,14 +142,14 @@ fn daemons(setup: &Setup<'_>, host: &Host, directory: &Path) -> Result<Vec<(&'st
                 format!("--hostname-override={}", host.name),
                 "--proxy-mode=iptables".to_owned(),
                 format!("--cluster-cidr={}", PODS.join(",")),
-                // A setting of the whole machine.
+                // It is a setting of the whole machine.
                 "--conntrack-max-per-core=0".to_owned(),
             ],
         ),
     ])
 }
 
-/// `native`: the run's directory may be on a file system that cannot be an upper layer of overlayfs.
+/// `native`: the run's file system may not support upper layers of overlayfs.
 const CONTAINERD: &str = r#"version = 3
 root = "/var/lib/containerd"
 state = "/run/containerd"
@@ -194,16 +187,16 @@ fn kubelet(pki: &Pki, name: &str) -> String {
         "tlsCertFile": pki.file(&format!("{name}.crt")), "tlsPrivateKeyFile": pki.file(&format!("{name}.key")),
         "containerRuntimeEndpoint": "unix:///run/containerd/containerd.sock",
         "cgroupDriver": "cgroupfs", "failCgroupV1": false, "failSwapOn": false, "makeIPTablesUtilChains": false,
-        // The run shares disk and memory with the machine's other programs.
+        // Disk and memory are shared with other programs.
         "imageGCHighThresholdPercent": 100, "imageGCLowThresholdPercent": 99,
         "evictionHard": {
             "memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%",
             "imagefs.available": "1%", "imagefs.inodesFree": "1%",
         },
-        // There is no server; without an address, each pod has an Event.
+        // No server has it; without an address, each pod gets an Event.
         "clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local",
         "resolvConf": "", "healthzBindAddress": "127.0.0.1", "shutdownGracePeriod": "0s",
-        // A node that does not answer is found within seconds.
+        // Detects a silent node within seconds.
         "nodeStatusUpdateFrequency": "4s", "nodeStatusReportFrequency": "10s",
     })
     .to_string()

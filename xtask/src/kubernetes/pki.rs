@@ -1,4 +1,4 @@
-//! Certificates and kubeconfigs of the cluster, made with openssl.
+//! Certificates and kubeconfigs, made with openssl.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -7,11 +7,10 @@ use serde_json::json;
 
 use super::{network, place::said};
 
-/// The API server's certificate has these names besides its addresses.
 const SERVER: &str = "DNS:kubernetes,DNS:kubernetes.default,DNS:kubernetes.default.svc,\
                       DNS:kubernetes.default.svc.cluster.local,DNS:localhost,IP:127.0.0.1";
 
-/// Clients of the API server: file name and subject.
+/// File name and subject.
 const CLIENTS: [(&str, &str); 6] = [
     ("admin", "/O=system:masters/CN=admin"),
     ("controller-manager", "/CN=system:kube-controller-manager"),
@@ -87,7 +86,7 @@ impl Pki {
     }
 }
 
-/// The address of the service `kubernetes`: `10.96.0.0/16` has 10.96.0.1.
+/// For the service `kubernetes`: 10.96.0.1 of `10.96.0.0/16`.
 fn first_address(network: &str) -> String {
     let base = network.split('/').next().unwrap_or_default();
     base.strip_suffix('0').map_or_else(|| format!("{base}1"), |base| format!("{base}1"))

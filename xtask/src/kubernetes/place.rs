@@ -1,4 +1,4 @@
-//! Places of the run: namespaces that commands and daemons enter.
+//! Namespaces of the run, for commands and daemons.
 
 use std::{
     fs::{self, File},
@@ -16,17 +16,15 @@ use crate::{privilege::Privilege, progress::describe};
 
 const KEEPER: &str = include_str!("keeper.sh");
 
-/// Between two looks at a condition.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Mount and PID namespaces of the run. All its processes, mounts and named network namespaces end with it, also when
-/// this process is killed.
+/// Mount and PID namespaces of the run. Processes, mounts and named network namespaces end with it, even if this
+/// process is killed.
 #[derive(Debug)]
 pub(crate) struct Space {
     keeper: Child,
     /// `None` once closed.
     input: Option<ChildStdin>,
-    /// The name of the run's cgroups.
     pub(crate) cgroups: String,
     root: Place,
 }
@@ -36,7 +34,7 @@ impl Space {
         let cgroups = format!("wharf-kubernetes-{}", std::process::id());
         let mut command = privilege.command(Path::new("sh"), &[]);
         command.args(["-c", KEEPER, "keeper", &cgroups]).stdin(Stdio::piped()).stdout(Stdio::piped());
-        // Ctrl-C then signals only this process, and the keeper cleans up.
+        // Ctrl-C signals only this process; the keeper cleans up.
         let mut keeper = command.process_group(0).spawn().context("start the keeper of the namespaces")?;
         let (input, output) = (keeper.stdin.take(), keeper.stdout.take());
         let mut line = String::new();
@@ -51,19 +49,19 @@ impl Space {
         Ok(Self { keeper, input, cgroups, root })
     }
 
-    /// Without a network.
+    /// Has no network.
     pub(crate) fn root(&self) -> &Place {
         &self.root
     }
 
-    /// In a network namespace that `network.sh` made.
+    /// The network namespace is made by `network.sh`.
     pub(crate) fn in_network(&self, name: &str) -> Place {
         let mut place = self.root.clone();
         place.enter.extend(["nsenter".to_owned(), format!("--net=/run/netns/{name}"), "--".to_owned()]);
         place
     }
 
-    /// Ends everything in the namespaces, and waits until it is gone.
+    /// Ends all processes, and waits for it.
     pub(crate) fn close(mut self) -> Result<()> {
         drop(self.input.take());
         let status = self.keeper.wait().context("wait for the keeper of the namespaces")?;
@@ -74,17 +72,16 @@ impl Space {
     }
 }
 
-/// Namespaces in which commands run.
 #[derive(Debug, Clone)]
 pub(crate) struct Place {
     privilege: Privilege,
     enter: Vec<String>,
-    /// Command line before the programs of daemons.
+    /// Command line before daemons.
     daemon: Vec<String>,
 }
 
 impl Place {
-    /// Enters the namespaces of a process in this run, with its root directory.
+    /// Namespaces and root directory of a process in this run.
     pub(crate) fn of_process(&self, pid: u32, daemon: Vec<String>) -> Self {
         let pid = pid.to_string();
         let namespaces = ["--mount", "--net", "--uts", "--cgroup", "--pid", "--root", "--wd", "--"];
@@ -104,10 +101,10 @@ impl Place {
         said(self.command(program).args(arguments))
     }
 
-    /// Starts a program that runs until [`Place::signal`]; appends its output to `log`.
+    /// Starts a program until [`Place::signal`]; appends output to `log`.
     pub(crate) fn start(&self, name: &str, log: &Path, program: &Path, arguments: &[String]) -> Result<()> {
         let mut enter = self.enter.clone();
-        // After the machine's cgroups are joined, which are not seen from inside.
+        // Joins the machine's cgroups first: they are invisible inside.
         enter.splice(0..0, self.daemon.iter().cloned());
         let mut words = enter.iter();
         let mut command = self.privilege.command(Path::new(words.next().map_or("nsenter", String::as_str)), &[]);
@@ -121,7 +118,7 @@ impl Place {
         Ok(())
     }
 
-    /// Sends a signal to a daemon; a daemon that is gone is no error.
+    /// Ignores an ended daemon.
     pub(crate) fn signal(&self, name: &str, signal: &str) -> Result<()> {
         let script = "pid=$(cat \"/run/$0.pid\") && kill -s \"$1\" \"$pid\" 2>/dev/null; true";
         self.output("sh", &["-c", script, name, signal]).map(drop)
@@ -131,7 +128,7 @@ impl Place {
         self.output("sh", &["-c", "kill -s 0 \"$(cat \"/run/$0.pid\")\"", name]).is_ok()
     }
 
-    /// Ends a daemon by SIGTERM, after 20 s by SIGKILL.
+    /// By SIGTERM, after 20 s by SIGKILL.
     pub(crate) fn stop(&self, name: &str) -> Result<()> {
         self.signal(name, "TERM")?;
         if until(&format!("{name} ends"), Duration::from_secs(20), || Ok((!self.is_running(name)).then_some(())))
@@ -148,13 +145,13 @@ impl Place {
     }
 }
 
-/// Standard output of a command that succeeds.
+/// Standard output; fails with the command.
 pub(crate) fn said(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("start `{}`", brief(command)))?;
     checked(command, &output)
 }
 
-/// With this standard input.
+/// [`said`] with standard input.
 pub(crate) fn said_with(command: &mut Command, input: &[u8]) -> Result<String> {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().with_context(|| format!("start `{}`", brief(command)))?;
@@ -174,13 +171,13 @@ fn checked(command: &Command, output: &Output) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Without the words that enter namespaces.
+/// Omits the words that enter namespaces.
 fn brief(command: &Command) -> String {
     let whole = describe(command);
     whole.rsplit_once(" -- ").map_or(whole.clone(), |(_, own)| own.to_owned())
 }
 
-/// Waits for `look` to return a value. The last error is part of the failure.
+/// Waits for a value of `look`; a failure includes its last error.
 pub(crate) fn until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<Option<T>>) -> Result<T> {
     let started = Instant::now();
     loop {
@@ -196,7 +193,7 @@ pub(crate) fn until<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Re
     }
 }
 
-/// As [`until`], but `look` returns the remaining differences.
+/// As [`until`]; `look` returns the remaining differences.
 pub(crate) fn until_right(
     what: &str,
     limit: Duration,

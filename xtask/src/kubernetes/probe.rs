@@ -1,5 +1,4 @@
-//! `kubernetes-probe`: sends a datagram every millisecond, and reports when answers stop and start. It runs in the
-//! network namespace of a pod.
+//! `kubernetes-probe`: reports when answers to datagrams stop and start, in a pod's network namespace.
 
 use std::{
     io::{ErrorKind, Write},
@@ -12,12 +11,11 @@ use anyhow::{Context, Result};
 
 use crate::args::ProbeArgs;
 
-/// Between two datagrams.
 const PERIOD: Duration = Duration::from_millis(1);
-/// Without an answer for so long, the answers have stopped.
+/// Answers have stopped after this time.
 const SILENCE: Duration = Duration::from_millis(100);
 
-/// Ends with its input, and so with the program that started it.
+/// Ends with its input, and thus with the starting program.
 pub(crate) fn run(arguments: &ProbeArgs) -> Result<()> {
     thread::spawn(|| {
         drop(std::io::copy(&mut std::io::stdin(), &mut std::io::sink()));
@@ -34,7 +32,7 @@ fn answer(port: u16) -> Result<()> {
     let mut buffer = [0; 64];
     loop {
         match socket.recv_from(&mut buffer) {
-            // A peer that is gone is no error.
+            // The peer may be gone.
             Ok((length, from)) => drop(socket.send_to(buffer.get(..length).unwrap_or_default(), from)),
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => {}
             Err(error) => return Err(error).context("receive"),
@@ -42,8 +40,7 @@ fn answer(port: u16) -> Result<()> {
     }
 }
 
-/// Prints `down TIME`, with the time of the first datagram without an answer, and `up TIME` at the next answer, in
-/// nanoseconds since the Unix epoch.
+/// Prints `down TIME` for the first datagram without an answer, and `up TIME` for the next answer, in Unix nanoseconds.
 fn ask(to: SocketAddr) -> Result<()> {
     let any: SocketAddr = if to.is_ipv6() { ([0_u16; 8], 0).into() } else { ([0; 4], 0).into() };
     let socket = UdpSocket::bind(any).context("bind")?;
@@ -52,7 +49,7 @@ fn ask(to: SocketAddr) -> Result<()> {
     let sender = socket.try_clone().context("share the socket")?;
     thread::spawn(move || {
         loop {
-            // Policy may refuse it; the next one follows. The text is the time of sending.
+            // The text is the time of sending. Policy may refuse it.
             drop(sender.send(now().to_string().as_bytes()));
             thread::sleep(PERIOD);
         }
@@ -78,7 +75,7 @@ fn ask(to: SocketAddr) -> Result<()> {
     }
 }
 
-/// Nanoseconds since the Unix epoch.
+/// Unix time in nanoseconds.
 pub(crate) fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).map(|time| time.as_nanos()).unwrap_or_default()
 }

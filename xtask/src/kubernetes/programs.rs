@@ -1,4 +1,4 @@
-//! The programs of a cluster.
+//! Programs of a cluster.
 
 use std::{
     fs,
@@ -15,21 +15,20 @@ use crate::{
 const NEEDED: [&str; 7] =
     ["kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubelet", "kubectl", "kube-proxy", "etcd"];
 
-/// For `--e2e`. agnhost is the program of the tests' image, from test/images/agnhost of Kubernetes' sources.
+/// For `--e2e`. agnhost is from test/images/agnhost of Kubernetes' sources.
 const E2E: [&str; 2] = ["e2e.test", "agnhost"];
 
-/// bookworm's containerd 1.6 does not ask the plugin whether it can add pods (STATUS).
+/// bookworm's containerd 1.6 does not use the plugin's STATUS.
 const CONTAINERD: (&str, &str) = ("containerd", "sid");
 
 #[derive(Debug)]
 pub(crate) struct Programs {
     pub(crate) directory: PathBuf,
-    /// Directory of containerd's programs.
     pub(crate) containerd: PathBuf,
 }
 
 impl Programs {
-    /// Checks the directory of `--bin-dir`; `e2e` requires more programs.
+    /// Checks `--bin-dir`; `e2e` needs more programs.
     pub(crate) fn find(directory: &Path, e2e: bool) -> Result<PathBuf> {
         let directory = fs::canonicalize(directory).with_context(|| format!("open {}", directory.display()))?;
         let needed = NEEDED.into_iter().chain(E2E.into_iter().filter(|_| e2e));
@@ -47,7 +46,6 @@ impl Programs {
         )
     }
 
-    /// Unpacks containerd below `work` the first time.
     pub(crate) fn complete(step: &Step, directory: PathBuf, work: &Path) -> Result<Self> {
         let root = work.join("containerd");
         let programs = Self { directory, containerd: root.join("usr/bin") };
@@ -72,7 +70,6 @@ impl Programs {
         self.containerd.join("ctr")
     }
 
-    /// A program that only some checks use.
     pub(crate) fn optional(&self, name: &str) -> Option<PathBuf> {
         Some(self.path(name)).filter(|path| path.is_file())
     }

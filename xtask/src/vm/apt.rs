@@ -1,4 +1,4 @@
-//! Packages of other Debian releases: apt with separate configuration, lists and cache, without root.
+//! Packages of other Debian releases, by apt with separate state and without root.
 
 use std::{
     fs,
@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{core_sources, progress::Step};
 
-/// Present on every Debian.
+/// Part of every Debian.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Apt {
 }
 
 impl Apt {
-    /// Fetches the suites' indexes from the first mirror of the machine that has them all.
+    /// Fetches all indexes from the first complete mirror.
     pub(crate) fn open(step: &Step, directory: &Path, suites: &[&str]) -> Result<Self> {
         let apt = Self { directory: directory.to_path_buf(), suites: suites.join(" and ") };
         if !Path::new(KEYS).exists() {
@@ -30,7 +30,7 @@ impl Apt {
             let path = directory.join(part);
             fs::create_dir_all(&path).with_context(|| format!("create {}", path.display()))?;
         }
-        // An empty status file: dependencies are always fetched, never taken as installed.
+        // Without a status, dependencies always count as missing.
         apt.write("status", "")?;
         apt.write("apt.conf", &configuration(directory))?;
         let mut tried = Vec::new();
@@ -72,7 +72,7 @@ impl Apt {
         fs::remove_dir_all(&debs).with_context(|| format!("remove {}", debs.display()))
     }
 
-    /// Downloads and unpacks these packages with all dependencies, preferring `release`.
+    /// With all dependencies; prefers `release`.
     pub(crate) fn unpack_whole(&self, step: &Step, packages: &[&str], release: &str, into: &Path) -> Result<()> {
         let mut command = self.command("apt-get");
         command.args(["install", "--download-only", "--yes", "--no-install-recommends", "--target-release", release]);
@@ -81,7 +81,7 @@ impl Apt {
         step.run(self.command("apt-get").arg("clean"))
     }
 
-    /// This configuration is read after the machine's.
+    /// Read after the machine's configuration.
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(program);
         command.arg("--config-file").arg(self.directory.join("apt.conf")).env("DEBIAN_FRONTEND", "noninteractive");
@@ -94,7 +94,7 @@ impl Apt {
     }
 }
 
-/// Keeps the machine's proxies; overrides directories, sources, pins and hooks.
+/// Keeps the machine's proxies; overrides the rest.
 fn configuration(directory: &Path) -> String {
     let here = directory.display();
     format!(
@@ -117,7 +117,7 @@ fn sources(mirror: &str, suites: &[&str]) -> String {
     suites.iter().map(|suite| format!("deb [signed-by={KEYS}] {mirror} {suite} main\n")).collect()
 }
 
-/// `  Depends: linux-image-6.1.0-50-cloud-amd64`; alternatives start with a bar.
+/// `  Depends: linux-image-6.1.0-50-cloud-amd64`; a bar marks alternatives.
 fn parse_depends(output: &str) -> Vec<String> {
     output
         .lines()

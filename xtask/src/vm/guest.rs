@@ -1,4 +1,4 @@
-//! Runs a guest in QEMU without acceleration, and reads its report on a serial line.
+//! Runs a guest in QEMU and reads its report on a serial line.
 
 use std::{
     collections::BTreeMap,
@@ -17,16 +17,15 @@ use serde_json::Value;
 use super::{image::TEST_LIMIT_SECONDS, kernel::Kernel, tools::Tools};
 use crate::progress::{Step, spell};
 
-/// Longer than a guest's slowest test.
 const SILENCE: Duration = Duration::from_secs(TEST_LIMIT_SECONDS + 120);
 
-/// Without `no_timer_check` the kernel panics at too few timer ticks, as on an emulated processor of a busy machine.
+/// Without `no_timer_check` the kernel panics at too few timer ticks, as on a busy machine.
 const COMMAND_LINE: &str = "console=ttyS0 panic=-1 quiet no_timer_check";
 
-/// Tests between two progress lines in a log.
+/// Tests between progress lines.
 const LOG_EVERY: usize = 50;
 
-/// The agent's error when tcx is requested on a kernel without it.
+/// The agent's error without tcx.
 const REFUSES_TCX: &str = "the kernel has no tcx";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +40,7 @@ pub(crate) struct Ran {
     /// `FILE::NAME`.
     pub(crate) name: String,
     pub(crate) verdict: Verdict,
-    /// In the guest.
+    /// Duration in the guest.
     pub(crate) hundredths: u64,
 }
 
@@ -50,18 +49,18 @@ pub(crate) struct Told {
     /// `uname -r`.
     pub(crate) release: String,
     pub(crate) attach_mode: String,
-    /// By the names of `wharf status`.
+    /// By names of `wharf status`.
     pub(crate) features: BTreeMap<String, bool>,
     pub(crate) tests: Vec<Ran>,
-    /// Failures apart from the tests: the guest's set-up, the agent's probe, the kernel's messages.
+    /// Failures of set-up, the agent's probe, or the kernel.
     pub(crate) broken: Vec<String>,
-    /// The guest ran its whole plan.
+    /// The plan is complete.
     pub(crate) done: bool,
     output: Vec<String>,
 }
 
 impl Told {
-    /// Returns the output of a test that failed.
+    /// Returns a failed test's output.
     pub(crate) fn on_line(&mut self, line: &str) -> Option<Vec<String>> {
         if let Some(output) = line.strip_prefix('|') {
             self.output.push(output.to_owned());
@@ -125,11 +124,10 @@ pub(crate) struct Boot<'a> {
     pub(crate) archive: &'a Path,
     pub(crate) console: &'a Path,
     pub(crate) log: &'a Path,
-    /// Number of tests to run.
     pub(crate) planned: usize,
 }
 
-/// A guest that hangs or dies is reported in [`Told::broken`].
+/// Reports a hung or dead guest in [`Told::broken`].
 pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
     let mut command = tools.qemu();
     command
@@ -161,7 +159,7 @@ pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
     let heard = hear(step, boot, &lines, &mut told);
     drop(lines);
     if !matches!(heard, Ok(End::Off)) {
-        // It hangs, or its log cannot be written.
+        // Hung, or its log failed.
         child.kill().context("end QEMU")?;
     }
     let left = child.wait_with_output().context("wait for QEMU")?;
@@ -248,7 +246,6 @@ mod tests {
         let with = STATUS.replace("\"tcx\":false", "\"tcx\":true");
         let with = heard(&[&[with.as_str()], test.as_slice()].concat());
         assert_eq!(with.count(Verdict::Failed), 1);
-        // The output of one test does not excuse the next test.
         let next = heard(&[&[STATUS], test.as_slice(), &["@start a u", "|else", "@end a u 101 7"]].concat());
         assert_eq!(next.count(Verdict::Failed), 1);
     }

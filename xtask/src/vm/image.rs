@@ -1,4 +1,4 @@
-//! The guest's initramfs: tools, Wharf's programs, the tests and their libraries.
+//! The guest's initramfs: tools, Wharf's programs, tests, libraries.
 
 use std::{
     collections::BTreeSet,
@@ -25,10 +25,9 @@ use crate::{
 
 const INIT: &str = include_str!("init.sh");
 
-/// Only ends hung tests.
+/// Only for hung tests.
 pub(crate) const TEST_LIMIT_SECONDS: u64 = 600;
 
-/// Programs of the machine that the tests call.
 const PROGRAMS: &[&str] = &["ip", "tc", "ss", "nft", "iptables-nft-restore"];
 
 /// On Debian.
@@ -46,10 +45,10 @@ const EXTENSIONS: &[&str] = &[
 
 const PRODUCT: &[&str] = &["wharf-agent", "wharf-cni", "wharf"];
 
-/// Programs with crash points, which tests stop at a chosen step.
+/// With crash points.
 const ARMED: &[&str] = &["wharf-agent-crash", "wharf-cni-crash", "wharf-crash"];
 
-/// At the same paths in the guest as on the host.
+/// At the host's paths.
 const READ_BY_TESTS: &[&str] = &["crates/api/openapi.json", "docs/operations.md"];
 
 const DIRECTORIES: &[&str] =
@@ -79,7 +78,7 @@ impl Tree<'_> {
         Ok(())
     }
 
-    /// Without debug information, because the guest keeps all files in memory.
+    /// Saves memory: the guest keeps all files there.
     fn stripped(&mut self, step: &Step, from: &Path, to: &Path) -> Result<()> {
         self.libraries_of(from)?;
         step.run(Command::new("objcopy").arg("--strip-debug").arg(from).arg(self.place(to)))
@@ -100,7 +99,6 @@ impl Tree<'_> {
     }
 }
 
-/// Libraries that a program is linked with.
 pub(crate) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)
@@ -111,7 +109,7 @@ pub(crate) fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
         .with_context(|| format!("ask for the libraries of {}", program.display()))
 }
 
-/// The archive shared by all kernels.
+/// Shared by all kernels.
 pub(crate) fn make(
     step: &Step,
     workspace: &Workspace,
@@ -164,7 +162,7 @@ pub(crate) fn make(
         let place = Path::new("/wharf/bpf/next").join(object);
         tree.copy(&workspace.next_bpf_objects().join(object), &place)?;
     }
-    // Tests find their files by the package's path at compile time.
+    // Tests contain their package's path.
     for package in ["tests", "crates/datapath"] {
         tree.directory(&workspace.root().join(package))?;
     }
@@ -186,7 +184,7 @@ pub(crate) fn make(
     Ok(archive)
 }
 
-/// A kernel's modules and plan first, then the shared archive (the kernel unpacks one after the other).
+/// Modules and plan of a kernel, then the shared archive; the kernel unpacks both.
 pub(crate) fn complete(tools: &Tools, kernel: &Kernel, plan: &[String], shared: &Path, work: &Path) -> Result<PathBuf> {
     let root = work.join("own");
     let modules = root.join("modules");
@@ -209,7 +207,6 @@ pub(crate) fn complete(tools: &Tools, kernel: &Kernel, plan: &[String], shared: 
     Ok(archive)
 }
 
-/// Root owns all files in the archive.
 fn pack(tools: &Tools, root: &Path, archive: &Path) -> Result<()> {
     let list = Command::new("find")
         .arg(".")

@@ -1,4 +1,4 @@
-//! Fetches and unpacks Debian kernels, and orders their modules for loading.
+//! Debian kernels and the load order of their modules.
 
 use std::{
     fs,
@@ -34,14 +34,14 @@ const MODULES: &[&str] = &[
     "nft_masq",
     "nft_nat",
     "nft_fib_inet",
-    // For its redirect chains.
+    // For redirect chains.
     "nft_socket",
     "nft_tproxy",
-    // For rules of other tools, which tests add.
+    // For rules of other tools.
     "nft_reject_inet",
     "nft_reject_ipv4",
     "nft_log",
-    // nft_log rejects a rule without a log backend.
+    // nft_log needs a log backend.
     "nf_log_syslog",
     // For iptables-nft.
     "nft_compat",
@@ -52,15 +52,14 @@ const MODULES: &[&str] = &[
     "ipt_REJECT",
 ];
 
-/// Known before the kernel runs.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Release {
     pub(crate) version: &'static str,
     suite: &'static str,
-    /// Whether the agent must detect tcx and netkit: a probe that misses them would skip their tests.
+    /// Whether the agent must detect tcx and netkit: a wrong probe would skip their tests.
     pub(crate) tcx: bool,
     pub(crate) netkit: bool,
-    /// Of the supported ones: runs more tests.
+    /// Runs more tests.
     pub(crate) oldest: bool,
 }
 
@@ -82,7 +81,7 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    /// Fails if the suite has another version now.
+    /// Fails if the suite has a newer version.
     pub(crate) fn ensure(step: &Step, directory: &Path, tools: &Tools, wanted: Release) -> Result<Self> {
         let kernels = directory.join("kernels");
         let root = kernels.join(wanted.version);
@@ -92,7 +91,7 @@ impl Kernel {
             fetch(step, directory, wanted, &fresh)?;
             let name = modules_of(&fresh)?;
             step.run(tools.busybox("depmod").arg("-b").arg(&fresh).arg(&name))?;
-            // An existing directory is complete, because of the rename.
+            // The rename marks a complete directory.
             Self::open(&fresh)?;
             fs::rename(&fresh, &root).with_context(|| format!("rename {} to {}", fresh.display(), root.display()))?;
         }
@@ -108,7 +107,7 @@ impl Kernel {
                 bail!("unpack Linux {name}: its packages hold no {list}");
             }
         }
-        // Debian keeps the image in the modules' directory since 7.x.
+        // Debian's place since 7.x.
         let places = [root.join(format!("boot/vmlinuz-{name}")), modules.join("vmlinuz")];
         let Some(image) = places.into_iter().find(|place| place.is_file()) else {
             bail!("unpack Linux {name}: its packages hold no image");
@@ -116,7 +115,7 @@ impl Kernel {
         Ok(Self { image, modules })
     }
 
-    /// Writes the uncompressed modules for the tests, and `order`: their file names, dependencies first.
+    /// Writes uncompressed modules, and their names in load order to `order`.
     pub(crate) fn write_modules(&self, tools: &Tools, into: &Path) -> Result<()> {
         let read = |name: &str| {
             let path = self.modules.join(name);
@@ -156,7 +155,7 @@ fn fetch(step: &Step, directory: &Path, wanted: Release, into: &Path) -> Result<
              xtask/src/vm/kernel.rs, or name other kernels with --kernel"
         );
     }
-    // In newer releases the image package is empty and depends on packages with image and modules.
+    // In newer releases, separate packages have image and modules.
     let is_part = |name: &String| {
         ["linux-base-", "linux-binary-", "linux-modules-"].iter().any(|beginning| name.starts_with(beginning))
     };
@@ -185,7 +184,7 @@ fn modules_of(root: &Path) -> Result<String> {
     Ok(first.with_context(|| format!("list {}", directory.display()))?.file_name().to_string_lossy().into_owned())
 }
 
-/// Files of the wanted modules and their dependencies, in load order. A line of `modules.dep` has a file, a colon, and
+/// Modules and dependencies in load order. A line of `modules.dep` has a file, a colon, and dependencies in reverse
 /// its dependencies in reverse order.
 fn load_order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
     let mut order: Vec<String> = Vec::new();

@@ -1,4 +1,4 @@
-//! The tests to run in a guest, each as a separate process.
+//! The tests of a guest, each in its own process.
 
 use std::{
     collections::BTreeSet,
@@ -14,11 +14,10 @@ use crate::{
     workspace::Workspace,
 };
 
-/// By the end of their manifests' paths.
+/// Ends of manifest paths.
 const PACKAGES: &[&str] = &["/tests/Cargo.toml", "/crates/datapath/Cargo.toml"];
 
-/// By prefix of `FILE::NAME`, run on each kernel: hooks, the verifier, rows, nftables with packets, and an agent's main
-/// path through them.
+/// Prefixes of `FILE::NAME` for each kernel: hooks, verifier, rows, nftables with packets, and an agent's main path.
 const EVERYWHERE: &[&str] = &[
     "abi_versions::endpoints_are_carried_over_without_loss_with_tcx",
     "attach::",
@@ -35,15 +34,15 @@ const EVERYWHERE: &[&str] = &[
     "unit::the_units_capabilities_are_enough_for_a_life",
 ];
 
-/// By prefix of `FILE::NAME`, run on the oldest kernel only, which lacks the most: the packets' decisions, which are
-/// the same instructions on each kernel, and one life cycle of each kind.
+/// Prefixes of `FILE::NAME` for the oldest kernel only: decisions by the same instructions on each kernel, and a life
+/// cycle of each kind.
 const OLDEST: &[&str] = &[
     "abi_versions::a_load_that_fails",
     "abi_versions::endpoints_are_carried_over_without_loss",
     "linux::",
     "nft::",
     "nft_foreign::",
-    // Other tests of `packets` do not depend on the kernel.
+    // Other tests of `packets` are independent of the kernel.
     "packets::clients::",
     "packets::established::",
     "packets::events::",
@@ -93,7 +92,7 @@ pub(crate) const LEFT_OUT: &[(&str, &str)] = &[
     ("lint", "needs promtool and mandoc"),
 ];
 
-/// By the prefix of `FILE::NAME`, with the reason: time limits are not extended for an emulated processor.
+/// Prefixes of `FILE::NAME`, with the reason: time limits are too short for an emulated processor.
 pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     (
         "regenerate::no_packet_is_lost_while_programs_are_replaced",
@@ -113,18 +112,16 @@ pub(crate) const TOO_FAST: &[(&str, &str)] = &[
     ("concurrency::sixteen_at_once", "makes 16 endpoints at once, each step within the agent's own deadline"),
 ];
 
-/// Files whose tests run one at a time, after all others. A guest has two processors; these tests need one for their
-/// packets and one for the agent that restarts.
+/// Files whose tests run alone at the end: packets and the restarting agent need both of a guest's processors.
 const ALONE: &[&str] = &["restart"];
 
-/// Whether a line of the plan is of such a file.
 pub(crate) fn is_alone(line: &str) -> bool {
     line.split_once(' ').is_some_and(|(file, _)| ALONE.contains(&file))
 }
 
 #[derive(Debug)]
 pub(crate) struct TestFile {
-    /// File name in `tests/`, or library name.
+    /// Stem of the file in `tests/`, or library name.
     pub(crate) name: String,
     pub(crate) path: PathBuf,
     tests: Vec<Test>,
@@ -133,11 +130,11 @@ pub(crate) struct TestFile {
 #[derive(Debug)]
 struct Test {
     name: String,
-    /// Not on the oldest kernel alone.
+    /// Otherwise only on the oldest kernel.
     everywhere: bool,
 }
 
-/// `FILE NAME` for each test of a kernel.
+/// `FILE NAME` of each test.
 pub(crate) fn lines(files: &[TestFile], oldest: bool) -> Vec<String> {
     let of_file = |file: &TestFile| -> Vec<String> {
         let tests = file.tests.iter().filter(|test| oldest || test.everywhere);
@@ -150,12 +147,11 @@ pub(crate) fn lines(files: &[TestFile], oldest: bool) -> Vec<String> {
 pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Result<Vec<TestFile>> {
     let build = || {
         let mut command = workspace.cargo();
-        // All packages, as in `cargo xtask test`: other features would cause a rebuild.
+        // As `cargo xtask test`: other features would cause a rebuild.
         command.args(["test", "--no-run", "--locked", "--workspace"]);
         command
     };
     step.run(&mut build())?;
-    // Only prints the paths of the built binaries.
     let mut command = build();
     command.args(["--quiet", "--message-format", "json"]);
     let messages = output_of(&mut command)?;
@@ -213,7 +209,6 @@ pub(crate) fn output_of(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// A test binary in a message of cargo: name and path.
 fn parse_artifact(line: &str) -> Option<(String, PathBuf)> {
     let message: Value = serde_json::from_str(line).ok()?;
     let manifest = message.get("manifest_path")?.as_str()?;
@@ -268,7 +263,6 @@ mod tests {
         assert_eq!(parse_artifact("not json"), None);
     }
 
-    /// A guest has all test binaries in one directory.
     #[test]
     fn test_files_of_the_guests_have_names_of_their_own() {
         let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");

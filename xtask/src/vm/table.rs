@@ -5,7 +5,7 @@ use super::{
     guest::{Told, Verdict},
 };
 
-/// By the names of `wharf status`.
+/// By names of `wharf status`.
 const FEATURES: [&str; 5] = ["tcx", "netkit", "redirect-peer", "btf", "netns-cookie"];
 
 pub(crate) fn summary(told: &Told) -> String {

@@ -1,4 +1,4 @@
-//! QEMU and busybox from Debian's packages, unpacked below target/.
+//! QEMU and busybox, unpacked from Debian's packages.
 
 use std::{
     ffi::OsString,
@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::apt::{Apt, empty_directory};
 use crate::progress::Step;
 
-/// QEMU 10: bookworm's 7.2 crashes guests with Linux 6.12.
+/// bookworm's QEMU 7.2 crashes guests with Linux 6.12.
 const RELEASE: &str = "bookworm-backports";
 const PACKAGES: &[&str] = &["qemu-system-x86", "busybox-static"];
 
@@ -52,8 +52,8 @@ impl Tools {
         command
     }
 
-    /// With the unpacked loader and libraries: the machine's may differ. QEMU ends with the thread that starts it
-    /// (PR_SET_PDEATHSIG, set with util-linux).
+    /// With the unpacked loader and libraries, which may differ from the machine's. util-linux sets PR_SET_PDEATHSIG:
+    /// QEMU ends with the starting thread.
     pub(crate) fn qemu(&self) -> Command {
         let mut path = OsString::new();
         for (n, directory) in LIBRARIES.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! The rows in a file of the state directory, for the next start.
 //!
-//! The file has two JSON documents: `Head` with the nodes, and the other rows. A start reads the first one before the
-//! agent serves, and the second one before the first rows of policy. Nothing is written between.
+//! The file has two JSON documents: `Head` with the nodes, and the other rows. A start reads the first before the agent
+//! serves, and the second before policy's first rows. Nothing is written between.
 
 use std::{
     fs::File as Opened,
@@ -20,19 +20,14 @@ use crate::cluster::blocking;
 /// Bytes of the file.
 const MAX_FILE: u64 = 1 << 30;
 
-/// State of the file.
 #[derive(Default)]
 pub(super) struct File {
     boot_id: String,
-    /// The last rows that were written, and the flags of [`Head`] in their order.
     written: Option<(State, [bool; 3])>,
-    /// Of the last write.
     revision: u64,
-    /// From [`ClusterFeed::load`] to [`ClusterFeed::load_rest`].
     unread: Option<Unread<BufReader<Opened>>>,
-    /// Why the last write failed.
     pub(super) not_kept: Option<String>,
-    /// Why the file of the last start is not used, or lacks rows. Until a producer has sent every row again.
+    /// Why the last start's file is not used or lacks rows, until a producer has sent every row again.
     pub(super) set_aside: Option<String>,
 }
 
@@ -43,18 +38,15 @@ struct Head {
     boot_id: String,
     producer: Option<String>,
     cluster: String,
-    /// The producer had sent every namespace. An agent of an earlier version did not write it.
+    /// Every namespace was sent. Earlier versions did not write the flags.
     #[serde(default = "is_of_earlier_version")]
     has_namespaces: bool,
-    /// The producer had sent every policy, as `has_namespaces`.
     #[serde(default = "is_of_earlier_version")]
     has_policies: bool,
-    /// The producer had sent every row, as `has_namespaces`.
     #[serde(default = "is_of_earlier_version")]
     is_complete: bool,
-    /// An agent of an earlier version wrote `state`.
+    /// Earlier versions wrote `state`.
     nodes: Option<Vec<Arc<FeedNode>>>,
-    /// Every row. Then there is no second document.
     #[serde(default, skip_serializing)]
     state: Option<State>,
 }
@@ -74,30 +66,24 @@ impl Head {
     }
 }
 
-/// A file whose first document is read.
 struct Unread<R> {
     head: Head,
     nodes: Vec<Arc<FeedNode>>,
-    /// At the second document.
     file: R,
 }
 
-/// Rows of the file, in force until a producer sends others.
+/// Rows in force until a producer sends others.
 struct Restored {
     feed: Feed,
-    /// Rows in force.
     state: State,
-    /// As of [`Head`].
     flags: [bool; 3],
-    /// Every row of the file follows the rules of this agent.
+    /// Every row follows this agent's rules.
     is_whole: bool,
-    /// The file has exactly these rows.
     is_written: bool,
 }
 
 impl ClusterFeed {
-    /// At a start: takes the nodes of the file, which the next [`ClusterFeed::take`] puts in force. A damaged file is
-    /// set aside.
+    /// Reads the file's nodes at a start; the next [`ClusterFeed::take`] puts them in force. Sets a damaged file aside.
     pub(in crate::cluster) async fn load(&self, boot_id: &str) {
         let (path, own) = (self.kept.clone(), self.own.clone());
         self.restored.send_replace(false);
@@ -123,8 +109,8 @@ impl ClusterFeed {
         }
     }
 
-    /// At a start, after `ClusterFeed::load`, before the first rows of policy and before a stream: takes the other
-    /// rows of the file. If they are damaged, the file is set aside, and the nodes stay.
+    /// Reads the file's other rows, before policy's first rows and before a stream. If they are damaged, the file is
+    /// set aside and the nodes stay.
     pub async fn load_rest(&self) {
         let (unread, boot_id) = {
             let mut inner = lock(&self.inner);
@@ -140,7 +126,6 @@ impl ClusterFeed {
         let mut inner = lock(&self.inner);
         match found {
             Ok((effects, Restored { feed, state, flags, is_written, .. })) => {
-                // False once the nodes are in force.
                 let nodes = inner.feed.take_effects().nodes;
                 inner.feed = feed;
                 merge(&mut inner.left, Effects { nodes, ..effects });
@@ -156,29 +141,24 @@ impl ClusterFeed {
             Err((why, is_aside)) => {
                 tracing::error!("{why}");
                 inner.file.set_aside = Some(why);
-                // The nodes are in no file. A damaged one that is still there is not replaced.
+                // The nodes are in no file. A damaged file that could not be renamed stays.
                 inner.revision += u64::from(is_aside);
             }
         }
         self.restored.send_replace(true);
     }
 
-    /// Returns once [`ClusterFeed::load_rest`] has; at once without a file.
+    /// Returns after [`ClusterFeed::load_rest`]; at once without a file.
     pub async fn restored(&self) {
-        // Fails only if the sender is gone, which lives as long as `self`.
         drop(self.restored.subscribe().wait_for(|restored| *restored).await);
     }
 
-    /// Why rows that are no nodes are not known yet.
     pub(super) fn restoring(&self) -> Option<String> {
         let is_restored = *self.restored.borrow();
         (!is_restored).then(|| format!("the rows of the cluster feed are being read from {}", self.kept.display()))
     }
 
-    /// Writes rows that have changed.
-    ///
-    /// # Errors
-    /// The file system's; the next call tries again.
+    /// Writes changed rows; after a failure, the next call retries.
     pub async fn keep(&self) -> Result<(), String> {
         let _one = self.writing.lock().await;
         let (head, state, revision) = {
@@ -190,7 +170,7 @@ impl ClusterFeed {
                 return Ok(());
             }
             let state = inner.feed.state();
-            // Refused rows are not kept: at a start, their namespaces are as unknown as all without a row.
+            // Refused rows are not kept: at a start, their namespaces are unknown.
             let has_namespaces = inner.has_namespaces && inner.feed.refused_namespaces().is_empty();
             let flags = [has_namespaces, inner.has_policies, inner.known != Known::Part];
             let is_written = |(rows, written): &(State, [bool; 3])| (rows, *written) == (&state, flags);
@@ -284,11 +264,8 @@ fn write(file: &mut impl Write, head: &Head, state: &State) -> io::Result<()> {
     Ok(serde_json::to_writer(file, &state.rest())?)
 }
 
-/// For the fuzz target: reads the content of a file, and returns the content that the agent writes after such a start,
-/// and whether every row of the file follows the rules.
-///
-/// # Errors
-/// The content is damaged.
+/// For the fuzz target: reads a file's content; returns what the agent writes after such a start, and whether every row
+/// follows the rules.
 pub fn rewrite(bytes: &[u8], own: &str, boot_id: &str) -> io::Result<(Vec<u8>, bool)> {
     let unread = Unread::new(bytes)?;
     let (producer, cluster) = (unread.head.producer.clone(), unread.head.cluster.clone());
@@ -298,7 +275,6 @@ pub fn rewrite(bytes: &[u8], own: &str, boot_id: &str) -> io::Result<(Vec<u8>, b
     Ok((written, is_whole))
 }
 
-/// Renames a damaged file. Returns a message for the status, and whether the file has another name.
 fn set_aside(path: &Path, why: &io::Error) -> (String, bool) {
     let what = format!("read the rows of the cluster feed in {}: {why}", path.display());
     match kept::set_aside(path) {

@@ -1,17 +1,7 @@
 //! The cluster feed: a producer reports nodes, pods, namespaces and policies on the socket of `--cluster-feed`.
 //!
-//! | file | content |
-//! |---|---|
-//! | `server` | the socket and the gRPC service |
-//! | `session` | a producer's stream: its messages and the answers |
-//! | `taking` | changed rows to the consumer |
-//! | `rows` | messages to rows: hostile input |
-//! | `kept` | the file of the state directory |
-//! | `view` | the feed for API and status |
-//! | `replay` | a stream without a connection, for the fuzz target |
-//!
-//! [`wharf_cluster::feed`] decides which rows are in force. Streams put rows there, a part of a message at a time, and
-//! read nothing meanwhile. A [`Consumer`] takes the rows that have changed since its last turn.
+//! [`wharf_cluster::feed`] decides which rows are in force. Streams add rows, one part of a message at a time, and read
+//! nothing meanwhile. A [`Consumer`] takes the rows changed since its last turn.
 
 pub mod kept;
 pub mod replay;
@@ -49,40 +39,38 @@ use wharf_kit::{clock, socket::Reach, sync::lock};
 
 use self::rows::Read;
 
-/// Name that the documentation gives to the directory of the socket, in the run directory.
+/// Documented name of the socket's directory, in the run directory.
 pub const DIRECTORY: &str = "feed";
-/// Name of the controller that puts rows in force.
+/// Controller that puts rows in force.
 pub const CONTROLLER: &str = "cluster-feed";
-/// Name of the controller that writes the rows.
+/// Controller that writes the rows.
 pub const KEEP_CONTROLLER: &str = "cluster-feed-state";
-/// Of writes, so that a file is at most 5 s old.
+/// Interval of writes: a file is at most 5 s old.
 pub const KEEP_INTERVAL: Duration = Duration::from_secs(4);
-/// Name of the controller that tells the producer of the node.
+/// Controller that reports the node to the producer.
 pub const REPORT_CONTROLLER: &str = "cluster-feed-report";
-/// Of reports.
+/// Interval of reports.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Least time between two snapshots of a kind.
+/// Minimum time between snapshots of a kind.
 const SNAPSHOTS: Duration = Duration::from_secs(10);
-/// Other users of the feed wait for so long, and for the last change.
+/// Other users of the feed wait for a part of a message, and for its last change.
 const PART: Duration = Duration::from_millis(5);
-/// Least time between two openings: each one compares every row.
+/// Minimum time between openings, which compare every row.
 const OPENINGS: Duration = Duration::from_secs(1);
-/// Rows of a list for the producer.
 const MAX_LISTED: usize = 1_024;
 /// Rows that the consumer has failed to take; streams wait beyond.
 const MAX_LEFT: usize = 1 << 19;
-/// Between two attempts of the consumer.
 const LONGEST_RETRY: Duration = Duration::from_secs(10);
 
-/// What a [`Consumer`] has taken.
+/// Result of [`Consumer::take`].
 #[derive(Debug)]
 pub struct Taken {
-    /// Why the nodes are not in force.
+    /// Why nodes are not in force.
     pub nodes: Result<(), String>,
-    /// Why the other rows are not in force.
+    /// Why other rows are not in force.
     pub rows: Result<(), String>,
-    /// All rows that it refuses, with earlier ones.
+    /// All rows that the consumer refuses.
     pub refused: Vec<Refusal>,
 }
 
@@ -91,27 +79,25 @@ pub type Taking<'a> = Pin<Box<dyn Future<Output = Taken> + Send + 'a>>;
 
 /// Puts rows in force.
 pub trait Consumer: Send + Sync {
-    /// Returns when kernel, routes and proxy have the changes. After an error, the next call has the same changes
-    /// again, with later ones. A row that fails alone is no error, but refused. `complete`: with these changes.
+    /// Returns when kernel, routes and proxy have the changes. After an error, the next call repeats them, with later
+    /// ones. A row that fails alone is refused, which is no error. `complete`: with these changes.
     fn take(&self, effects: Effects, complete: Complete) -> Taking<'_>;
 
-    /// All rows that it refuses now.
+    /// Rows refused now.
     fn refused(&self) -> Pin<Box<dyn Future<Output = Vec<Refusal>> + Send + '_>>;
 }
 
-/// What the agent knows of the cluster.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 enum Known {
-    /// Perhaps not every row.
+    /// Possibly not every row.
     #[default]
     Part,
-    /// The rows of the last start.
+    /// Rows of the last start.
     Kept,
     /// A producer has sent every row.
     Sent,
 }
 
-/// A message of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Mark {
     stream: u64,
@@ -125,58 +111,44 @@ pub struct ClusterFeed {
     group: Option<String>,
     kept: PathBuf,
     inner: Mutex<Inner>,
-    /// Wakes the consumer's task.
     changed: Notify,
-    /// Last message whose rows the consumer has taken.
     in_force: watch::Sender<Mark>,
     report: watch::Sender<v1::Report>,
     reach: Reach,
-    /// One message is read at a time, also of ended streams: other users of blocking threads must not wait.
+    /// One message at a time, to leave blocking threads to other users.
     reading: Arc<Semaphore>,
-    /// False from [`ClusterFeed::load`] to the end of [`ClusterFeed::load_rest`].
+    /// False between [`ClusterFeed::load`] and the end of [`ClusterFeed::load_rest`].
     restored: watch::Sender<bool>,
-    /// One write of the file at a time. Held while the file is written.
+    /// Held while the file is written.
     writing: tokio::sync::Mutex<()>,
 }
 
 struct Inner {
     feed: Feed,
     holder: Option<Holder>,
-    /// Number of the last stream.
     stream: u64,
-    /// Of the last stream.
     producer: Option<String>,
-    /// Of the last stream, and of the rows.
     cluster: Option<String>,
-    /// Of the last stream.
     kinds: BTreeSet<Kind>,
-    /// Watches of the connected producer.
     watches: Vec<FeedWatch>,
-    /// Last begin of a snapshot.
     begun: BTreeMap<Kind, Instant>,
     processed: Mark,
-    /// Last opening.
     opened: Option<Instant>,
     known: Known,
-    /// A producer, or the one before the last start, has sent every namespace. A stream without this kind has sent them
+    /// Every namespace was sent, possibly before the last start. A stream without this kind has sent them with its last
     /// with its last row.
     has_namespaces: bool,
-    /// A producer whose stream has policies, or the one before the last start, has sent every row.
+    /// A producer whose stream has policies has sent every row, possibly before the last start.
     has_policies: bool,
-    /// `known` and [`Inner::complete`], as the consumer knows them.
+    /// `known` and [`Inner::complete`] that the consumer has.
     taken: (Known, Complete),
-    /// Rows that the consumer refuses.
     unfit: Vec<Refusal>,
-    /// Changes that the consumer has failed to take.
     left: Effects,
-    /// Why the consumer has failed.
     not_taken: Option<String>,
-    /// Grows with each change of rows and refusals.
     revision: u64,
     file: kept::File,
 }
 
-/// The connected producer.
 struct Holder {
     stream: u64,
     producer: String,
@@ -184,7 +156,6 @@ struct Holder {
     replaced: CancellationToken,
 }
 
-/// A checked opening.
 #[derive(Clone)]
 struct Opening {
     producer: String,
@@ -192,7 +163,7 @@ struct Opening {
     kinds: BTreeSet<Kind>,
 }
 
-/// A stream that has the feed until it is dropped or replaced.
+/// An open stream, until dropped or replaced.
 struct Open {
     feed: Arc<ClusterFeed>,
     stream: u64,
@@ -205,11 +176,9 @@ impl Drop for Open {
     }
 }
 
-/// A message in progress.
 struct Work {
     sequence: u64,
     changes: std::vec::IntoIter<Read>,
-    /// A snapshot that began too early.
     begin: Option<Kind>,
     refused: Vec<v1::RefusedRow>,
     unlisted: u64,
@@ -233,22 +202,15 @@ impl Work {
     }
 }
 
-/// Why a stream is not open.
 #[derive(Debug)]
 enum NotOpen {
-    /// The last opening was too recent.
     Later(Instant),
-    /// Cause.
     Rejected(String),
 }
 
-/// Result of a part of a message.
 enum Step {
-    /// Changes remain.
     More,
-    /// The next change is not allowed before this time.
     Wait(Instant),
-    /// The message is processed.
     Done(v1::Processed),
 }
 
@@ -310,34 +272,31 @@ impl ClusterFeed {
         Some((pod.clone(), inner.feed.has_namespace(&pod.namespace)))
     }
 
-    /// Nodes in force, and whether the producer has sent every row of every kind.
+    /// Nodes in force, and whether every row of every kind was sent.
     pub(super) fn nodes(&self) -> (Vec<NodeRow>, bool) {
         let inner = lock(&self.inner);
         let rows = inner.feed.nodes().map(NodeRow::from);
         (rows.collect(), inner.kinds.contains(&Kind::Node) && inner.is_synced())
     }
 
-    /// Pod CIDRs of this node's row; `None` until a producer has sent every row, and without a row: kept rows may be
-    /// older than the pools in use.
+    /// `None` until a producer has sent every row, and without a row: kept rows may be older than the pools in use.
     pub(super) fn own_pod_cidrs(&self) -> Option<Vec<IpNet>> {
         let inner = lock(&self.inner);
         let is_known = inner.known == Known::Sent && inner.kinds.contains(&Kind::Node);
         inner.feed.own_node().filter(|_| is_known).map(|node| node.pod_cidrs.clone())
     }
 
-    /// This node's row, if it is not in force as it was sent.
+    /// This node's row, if not fully in force.
     pub(super) fn own_refusal(&self) -> Option<Refusal> {
         lock(&self.inner).feed.refused_of(Kind::Node).find(|refusal| refusal.key.key == self.own)
     }
 
-    /// The nodes of the start are in force.
     pub(super) fn nodes_are_taken(&self) {
         let mut inner = lock(&self.inner);
         let effects = inner.feed.take_effects();
         merge(&mut inner.left, Effects { nodes: false, ..effects });
     }
 
-    /// Accepts an opening.
     fn open(self: &Arc<Self>, opening: &Opening) -> Result<Open, NotOpen> {
         let Opening { producer, cluster, kinds } = opening.clone();
         let mut inner = lock(&self.inner);
@@ -377,7 +336,6 @@ impl ClusterFeed {
         Ok(Open { feed: Arc::clone(self), stream, replaced })
     }
 
-    /// Ends a stream; its rows stay.
     fn close(&self, stream: u64) {
         let mut inner = lock(&self.inner);
         if let Some(holder) = inner.holder.take_if(|holder| holder.stream == stream) {
@@ -388,7 +346,6 @@ impl ClusterFeed {
         }
     }
 
-    /// Replaces the state of the watches, unless the stream is replaced.
     fn set_watches(&self, stream: u64, watches: Vec<FeedWatch>) {
         let mut inner = lock(&self.inner);
         if inner.holder.as_ref().is_some_and(|holder| holder.stream == stream) {
@@ -409,7 +366,6 @@ impl ClusterFeed {
         step
     }
 
-    /// The consumer fails for too many rows.
     fn is_full(&self) -> bool {
         let inner = lock(&self.inner);
         let Effects { pods, namespaces, policies, .. } = &inner.left;
@@ -420,7 +376,7 @@ impl ClusterFeed {
         lock(&self.inner).revision
     }
 
-    /// At most `most` rows that are not in force as they were sent, and the number of all.
+    /// At most `most` rows, and the number of all.
     fn refused(&self, most: usize) -> (Vec<Refusal>, usize) {
         let inner = lock(&self.inner);
         (inner.refused().take(most).collect(), inner.refused_total())
@@ -440,7 +396,6 @@ impl Inner {
         }
     }
 
-    /// Every kind of the last stream is complete.
     fn is_synced(&self) -> bool {
         !self.kinds.is_empty() && self.kinds.iter().all(|kind| self.feed.is_complete(*kind))
     }
@@ -491,7 +446,7 @@ impl Inner {
         Ok(())
     }
 
-    /// Policies first, then nodes: lists are cut, and a tenant may have many pods.
+    /// Policies first, then nodes: the list is cut, and a tenant may have many pods.
     fn refused(&self) -> impl Iterator<Item = Refusal> {
         let of_kind = move |kind: Kind| {
             let unfit = self.unfit.iter().filter(move |refusal| refusal.key.kind == kind);
@@ -506,7 +461,6 @@ impl Inner {
     }
 }
 
-/// `newer` takes precedence.
 fn merge(older: &mut Effects, newer: Effects) {
     let Effects { nodes, mut pods, mut namespaces, mut policies } = newer;
     older.nodes |= nodes;

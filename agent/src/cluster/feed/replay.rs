@@ -1,4 +1,4 @@
-//! A stream without a connection and without waits: for the fuzz target.
+//! A stream without connection and waits, for the fuzz target.
 
 use std::{path::Path, sync::Arc};
 
@@ -10,18 +10,18 @@ use super::{
     session::{Content, content_of, opening_of, read},
 };
 
-/// Answers to the messages of a stream.
+/// Answers to a stream's messages.
 #[derive(Debug)]
 pub struct Replayed {
-    /// For each message with changes.
+    /// One per message with changes.
     pub processed: Vec<v1::Processed>,
-    /// Rows that are refused after the last message.
+    /// Refused rows after the last message.
     pub refused: v1::RefusedRows,
-    /// Why the stream ended before its last message.
+    /// Why the stream ended early.
     pub ended: Option<String>,
 }
 
-/// Handles the messages of a new producer as a session does, in a feed without rows. The stream ends where a session
+/// Handles a new producer's messages as a session does, in an empty feed; ends where a session waits. `own`: name of
 /// waits. `own`: name of this node.
 #[must_use]
 pub fn replay(own: &str, messages: impl IntoIterator<Item = v1::ProducerMessage>) -> Replayed {

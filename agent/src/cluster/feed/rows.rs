@@ -1,4 +1,4 @@
-//! Reads changes of the producer: hostile input.
+//! Reads the producer's changes: hostile input.
 
 use std::{collections::BTreeMap, str::FromStr};
 
@@ -9,7 +9,6 @@ use wharf_feed::v1;
 
 /// Characters of a refused text in a message.
 const MAX_QUOTED: usize = 80;
-/// Watches of a producer.
 const MAX_WATCHES: usize = 32;
 /// Characters of a watch's name, and of its state.
 const MAX_WORD: usize = 63;
@@ -21,16 +20,14 @@ const MAX_ERROR: usize = 512;
 pub enum Read {
     /// A change.
     Change(Change),
-    /// A row that cannot be read, with the cause. Only its key and its name matter.
+    /// An unreadable row and the cause. Only its key and name matter.
     Unreadable(Row, String),
 }
 
-/// The kind with this name.
 pub(super) fn kind(name: &str) -> Option<Kind> {
     Kind::ALL.into_iter().find(|kind| kind.to_string() == name)
 }
 
-/// Part of a text to display.
 pub(super) fn shown(text: &str) -> String {
     clipped(text, MAX_QUOTED)
 }
@@ -39,7 +36,7 @@ fn clipped(text: &str, characters: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(characters).collect()
 }
 
-/// Reads the state of the producer's watches. Only displayed: what breaks a rule is left out or cut.
+/// Watches are only displayed: what breaks a rule is dropped or cut.
 pub(super) fn read_watches(sent: v1::Watches) -> Vec<FeedWatch> {
     let read = |v1::Watch { name, state, since_unix_ms, error }| {
         let [name, state] = [name, state].map(|word| clipped(&word, MAX_WORD));
@@ -49,7 +46,7 @@ pub(super) fn read_watches(sent: v1::Watches) -> Vec<FeedWatch> {
     sent.watches.into_iter().filter_map(read).take(MAX_WATCHES).collect()
 }
 
-/// Reads the changes of a message. Parses policies, which can take long.
+/// Reads the changes of a message. Slow for policies.
 ///
 /// # Errors
 /// A change that no stream may have.
@@ -80,7 +77,6 @@ fn change(sent: v1::Change) -> Result<Read, String> {
     Ok(Read::Change(change))
 }
 
-/// Keeps the first problem of a row.
 #[derive(Default)]
 struct Reader {
     problem: Option<String>,
@@ -122,7 +118,7 @@ impl Reader {
         }
     }
 
-    /// Without the texts that are no `what`.
+    /// Skips invalid texts.
     fn list<T: FromStr>(&mut self, texts: &[String], what: &str) -> Vec<T> {
         let mut read = Vec::with_capacity(texts.len());
         for text in texts {
@@ -156,8 +152,7 @@ impl Reader {
         read
     }
 
-    /// Before the row replaces its predecessor, so that a document that does not parse removes no policy, also not
-    /// after a restart.
+    /// Before the row replaces its predecessor: an invalid document must not remove a policy, also not after a restart.
     fn check_policy(&mut self, policy: &v1::Policy) {
         if self.problem.is_some() {
             return;
@@ -236,7 +231,6 @@ mod tests {
     const DENY: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: web, namespace: shop}\n\
                         spec: {podSelector: {}}\n";
 
-    /// A feed with a row of each kind.
     fn feed() -> Feed {
         let mut feed = Feed::new("a", Limits::default());
         feed.open(Kind::ALL.into_iter().collect());

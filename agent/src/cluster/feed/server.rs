@@ -1,4 +1,4 @@
-//! The socket and the gRPC service.
+//! Socket and gRPC service.
 
 use std::{
     convert::Infallible,
@@ -30,21 +30,20 @@ use wharf_kit::socket::Socket;
 
 use super::{ClusterFeed, session::Session};
 
-/// One producer, its half-open connections, and others that are rejected. Further ones are closed.
+/// One producer, its half-open connections and rejected ones; further ones are closed.
 const MAX_CONNECTIONS: usize = 16;
 /// Per connection.
 const MAX_STREAMS: u32 = 1;
-/// For an accepted opening, since the connection or the end of the last stream.
+/// For an accepted opening, from the connection or the end of the last stream.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Detects a producer that hangs.
 const PING: Duration = Duration::from_secs(10);
-/// A producer that does not read would keep its stream open.
+/// A producer that does not read would delay a stop.
 const GRACE: Duration = Duration::from_secs(1);
 
 /// Binds the socket in its directory.
 ///
 /// # Errors
-/// The group does not exist, another agent answers, or the file system refuses.
+/// Unknown group, another agent answers, or the file system.
 pub async fn bind(feed: &ClusterFeed) -> anyhow::Result<Socket> {
     Socket::bind_apart(&feed.socket, feed.group.clone(), feed.reach.clone()).await
 }
@@ -114,7 +113,7 @@ impl Interface for Service {
     }
 }
 
-/// Whether a connection has a stream with an accepted opening.
+/// Whether the connection has an accepted stream.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Place(Arc<AtomicBool>);
 
@@ -124,11 +123,10 @@ impl Place {
     }
 }
 
-/// A connection and its place. Without a stream it ends after [`PATIENCE`].
+/// Ends after [`PATIENCE`] without a stream.
 struct Connection {
     stream: UnixStream,
     place: Place,
-    /// Set while there is no stream.
     end: Option<Pin<Box<Sleep>>>,
     _permit: OwnedSemaphorePermit,
 }

@@ -1,4 +1,4 @@
-//! A producer's stream. Answers are made when the producer reads them, so a producer that does not read is not read.
+//! A producer's stream. Answers are made when the producer reads them; without them no message is read.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -18,30 +18,25 @@ use crate::cluster::blocking;
 
 /// For the opening.
 const FIRST: Duration = Duration::from_secs(5);
-/// Of looks at the refused rows.
 const LOOKS: Duration = Duration::from_secs(1);
 /// Bytes of a producer's name and of a cluster's id.
 const MAX_NAME: usize = 253;
 
-/// A stream, dropped with its reader when the producer disconnects.
 pub(super) struct Session {
     feed: Arc<ClusterFeed>,
     messages: Streaming<v1::ProducerMessage>,
     stop: CancellationToken,
-    /// Of the connection.
     place: Option<Place>,
     stage: Stage,
-    /// Of the last message.
     sequence: u64,
     work: Option<Work>,
-    /// The work continues then.
     wait: Option<Instant>,
     in_force: watch::Receiver<Mark>,
     /// Sequence of the last [`v1::InForce`].
     told: u64,
     report: watch::Receiver<v1::Report>,
     report_due: bool,
-    /// The last report, for the next look: a producer may send many.
+    /// For the next look: a producer may send many.
     watches: Option<Vec<FeedWatch>>,
     refused: Refused,
 }
@@ -60,7 +55,6 @@ impl Drop for Session {
     }
 }
 
-/// The list of refused rows, as far as the producer knows it.
 struct Refused {
     looks: Interval,
     revision: u64,
@@ -151,7 +145,6 @@ impl Session {
         }
     }
 
-    /// Answers the opening.
     async fn begin(&mut self) -> Result<Option<Body>, Status> {
         let first = tokio::select! {
             () = self.stop.cancelled() => return Ok(None),
@@ -178,7 +171,7 @@ impl Session {
         }
     }
 
-    /// The inner error: the cause of a rejection.
+    /// The inner error is the cause of a rejection.
     async fn open(&self, opening: v1::Opening) -> Result<Result<Open, String>, Status> {
         let opening = match read(opening, &self.feed.own) {
             Ok(opening) => Arc::new(opening),
@@ -197,7 +190,6 @@ impl Session {
         }
     }
 
-    /// An answer that waits for no message.
     fn due(&mut self, stream: u64) -> Option<Body> {
         if self.report_due {
             self.report_due = false;
@@ -256,7 +248,7 @@ impl Session {
     }
 }
 
-/// The opening, which is the content of the first message.
+/// The opening, which must be the first message.
 pub(super) fn opening_of(body: Option<Sent>) -> Result<v1::Opening, Status> {
     match body {
         Some(Sent::Opening(opening)) => Ok(opening),
@@ -264,13 +256,12 @@ pub(super) fn opening_of(body: Option<Sent>) -> Result<v1::Opening, Status> {
     }
 }
 
-/// Content of a later message.
 pub(super) enum Content {
     Changes(v1::Changes),
     Watches(Vec<FeedWatch>),
 }
 
-/// Reads a later message. `last`: sequence of the message before it.
+/// `last`: sequence of the previous message.
 pub(super) fn content_of(message: v1::ProducerMessage, last: u64) -> Result<Content, Status> {
     let v1::ProducerMessage { sequence, body } = message;
     if sequence <= last {
@@ -284,12 +275,11 @@ pub(super) fn content_of(message: v1::ProducerMessage, last: u64) -> Result<Cont
     }
 }
 
-/// The feed's senders live as long as it.
+/// Unreachable: the feed's senders live as long as the feed.
 fn ended() -> Status {
     Status::unavailable("the feed has ended")
 }
 
-/// Checks an opening, without the state of the feed.
 pub(super) fn read(opening: v1::Opening, own: &str) -> Result<Opening, String> {
     let v1::Opening { producer, cluster, node, kinds: named } = opening;
     for (what, name) in [("producer", &producer), ("cluster", &cluster)] {

@@ -10,10 +10,10 @@ use wharf_kit::{controller::Controllers, sync::lock};
 use super::{CONTROLLER, ClusterFeed, Consumer, Known, LONGEST_RETRY, Taken, merge};
 
 impl ClusterFeed {
-    /// Gives the consumer the rows that have changed.
+    /// Gives the consumer the changed rows.
     ///
     /// # Errors
-    /// The consumer's, or the rows cannot be kept: the changes are repeated by the next call.
+    /// The consumer's, or a failed write; the next call repeats the changes.
     pub async fn take(&self, consumer: &dyn Consumer) -> Result<(), String> {
         let (effects, mark, known, complete, is_news) = {
             let mut inner = lock(&self.inner);
@@ -22,14 +22,13 @@ impl ClusterFeed {
             merge(&mut all, effects);
             let complete = inner.complete();
             let is_known_news = inner.known > inner.taken.0;
-            // Routes of an earlier start end.
             all.nodes |= is_known_news && inner.known == Known::Sent;
             let is_news = is_known_news || complete != inner.taken.1;
             (all, inner.processed, inner.known, complete, is_news)
         };
         if !effects.is_empty() || is_news {
             if !effects.policies.is_empty() || !effects.namespaces.is_empty() {
-                // First, so that no start has older policies than the kernel.
+                // First: no start may have older policies than the kernel.
                 let kept = self.keep().await;
                 // Before the first stream, the file has these rows.
                 if let Err(why) = kept
@@ -57,8 +56,8 @@ impl ClusterFeed {
         Ok(())
     }
 
-    /// `why`: policies and namespaces cannot be kept. They wait, and so do pods of this node, which have no labels
-    /// before their rules.
+    /// The feed's file cannot be written (`why`): policies, namespaces and this node's pods, which have no labels
+    /// before their rules, wait.
     async fn take_without_policies(&self, consumer: &dyn Consumer, all: Effects, why: String) -> Result<(), String> {
         let is_of_own = |pod: &Option<Arc<FeedPod>>| pod.as_ref().is_some_and(|pod| pod.is_of(&self.own));
         let (waiting, pods) = all.pods.into_iter().partition(|(_, pod)| is_of_own(pod));
@@ -82,7 +81,7 @@ impl ClusterFeed {
         Err(why)
     }
 
-    /// Looks at the rows that the consumer refuses: others can change that.
+    /// Updates the consumer's refused rows, which others can change.
     pub async fn look(&self, consumer: &dyn Consumer) {
         let refused = consumer.refused().await;
         let mut inner = lock(&self.inner);
@@ -94,7 +93,6 @@ impl ClusterFeed {
 
     /// Gives the consumer each change until `stop`.
     pub async fn follow(&self, consumer: &dyn Consumer, controllers: &Controllers, stop: &CancellationToken) {
-        // For changes that the consumer has not taken at the start.
         self.changed.notify_one();
         let mut failed = 0;
         loop {

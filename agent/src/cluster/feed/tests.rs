@@ -6,7 +6,6 @@ use wharf_cluster::feed::{FeedNamespace, FeedNode, FeedPolicy, Key, Row};
 
 use super::*;
 
-/// Records effects.
 #[derive(Default)]
 struct Taker {
     taken: Mutex<Vec<(Effects, Complete)>>,
@@ -14,7 +13,6 @@ struct Taker {
 }
 
 impl Taker {
-    /// Effects, and the complete kinds.
     fn last(&self) -> (Effects, Complete) {
         lock(&self.taken).pop().unwrap_or_default()
     }
@@ -43,7 +41,6 @@ fn feed(directory: &TempDir) -> Arc<ClusterFeed> {
     Arc::new(ClusterFeed::new("a", directory.path(), None, directory.path()))
 }
 
-/// A start.
 async fn load(feed: &ClusterFeed, boot: &str) {
     feed.load(boot).await;
     feed.load_rest().await;
@@ -94,7 +91,6 @@ fn apply(feed: &ClusterFeed, stream: u64, mut work: Work) -> Result<v1::Processe
     }
 }
 
-/// A snapshot of both kinds.
 fn snapshot(feed: &ClusterFeed, open: &Open) {
     let begin = Kind::ALL.into_iter().take(2).map(Change::Begin);
     let rows = [node("a", 1), node("b", 2), pod("one", 9)];
@@ -112,7 +108,6 @@ fn rejected(feed: &Arc<ClusterFeed>, producer: &str, cluster: &str) -> String {
     }
 }
 
-/// When it is its turn.
 fn opened(feed: &Arc<ClusterFeed>, producer: &str, cluster: &str) -> Open {
     lock(&feed.inner).opened = None;
     match feed.open(&opening(producer, cluster)) {
@@ -134,7 +129,6 @@ async fn one_producer_has_the_feed_and_replaces_its_own_stream() {
     drop(first);
     assert!(feed.view().connected_since_unix_ms.is_some(), "the end of the old stream ends the new one");
     drop(second);
-    // Without rows, nothing is lost.
     let other = opened(&feed, "other", "two");
     snapshot(&feed, &other);
     drop(other);
@@ -204,7 +198,6 @@ async fn changes_that_the_consumer_does_not_take_are_repeated_with_later_ones() 
 async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_aside() {
     let directory = tempfile::tempdir().expect("directory");
     let file = directory.path().join("feed.json");
-    // Each write is another file.
     let inode = || std::fs::metadata(&file).expect("a file").ino();
     {
         let feed = feed(&directory);
@@ -226,7 +219,6 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
         feed.take(&taker).await.expect("taken");
         let (taken, complete) = taker.last();
         assert_eq!((taken.nodes, taken.pods.values().flatten().count()), (true, pods), "{boot}");
-        // The stream had no policies.
         assert_eq!(complete, Complete { namespaces: true, ..Complete::default() }, "{boot}");
         assert_eq!(feed.nodes().0.len(), 2);
         assert!(rejected(&feed, "kube", "two").contains("\"one\""));
@@ -244,7 +236,6 @@ async fn a_restart_keeps_the_rows_a_boot_forgets_pods_and_a_damaged_file_is_set_
     assert_eq!(feed.view().problem, None);
 }
 
-/// Writes the file with the rows of [`snapshot`].
 async fn written(directory: &TempDir) -> PathBuf {
     let feed = feed(directory);
     load(&feed, "boot").await;
@@ -258,7 +249,6 @@ async fn written(directory: &TempDir) -> PathBuf {
 async fn the_nodes_of_the_file_are_known_first_and_nothing_is_written_before_the_rest_is_read() {
     let directory = tempfile::tempdir().expect("directory");
     let file = written(&directory).await;
-    // Of an agent that was killed before it renamed the file.
     std::fs::write(directory.path().join("feed.json.new"), "{").expect("written");
     let before = std::fs::read(&file).expect("read");
     let (feed, taker) = (feed(&directory), Taker::default());
@@ -381,7 +371,6 @@ fn policy(key: &str) -> Change {
     Change::Put(Row::Policy(FeedPolicy { key: key.to_owned(), text: "{}".to_owned() }))
 }
 
-/// A stream of namespaces and policies.
 fn of_policies(feed: &Arc<ClusterFeed>) -> Open {
     lock(&feed.inner).opened = None;
     let kinds = BTreeSet::from([Kind::Namespace, Kind::Policy]);
@@ -400,7 +389,6 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     let file = directory.path().join("feed.json");
     std::fs::write(&file, "{").expect("written");
     {
-        // The rows are lost, and the agent ends after a part of them has come again.
         let (feed, taker) = (feed(&directory), Taker::default());
         load(&feed, "boot").await;
         let open = of_policies(&feed);
@@ -429,7 +417,6 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     let complete = Complete { all: true, namespaces: true, ..Complete::default() };
     assert_eq!(restarted(&directory).await, complete);
     let written = std::fs::read_to_string(&file).expect("read");
-    // A file of an earlier version.
     let (head, rest) = written.split_once('\n').expect("two documents");
     let [mut older, mut state] =
         [head, rest].map(|text| serde_json::from_str::<serde_json::Map<_, _>>(text).expect("JSON"));
@@ -440,7 +427,6 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     older.insert("state".to_owned(), state.into());
     std::fs::write(&file, serde_json::to_string_pretty(&older).expect("JSON")).expect("written");
     assert_eq!(restarted(&directory).await, complete, "of an earlier version");
-    // One row breaks a rule: the agent writes the other rows, and they are not complete either.
     let broken = written.replace("\"b\"", "\"\"");
     assert_ne!(broken, written);
     std::fs::write(&file, broken).expect("written");
@@ -547,7 +533,6 @@ async fn refused_policies_are_listed_before_refused_pods() {
     assert_eq!(listed.first().map(|refusal| refusal.key.kind), Some(Kind::Policy));
 }
 
-/// The complete kinds at a start with the kept rows.
 async fn restarted(directory: &TempDir) -> Complete {
     let (feed, taker) = (feed(directory), Taker::default());
     load(&feed, "boot").await;
@@ -555,7 +540,6 @@ async fn restarted(directory: &TempDir) -> Complete {
     taker.last().1
 }
 
-/// Rows that are there already.
 fn repeat(feed: &ClusterFeed, open: &Open) {
     apply(feed, open.stream, work(8, vec![node("b", 2), pod("one", 9)])).expect("processed");
 }
@@ -573,7 +557,6 @@ async fn the_next_snapshot_of_a_kind_waits() {
     let Ok(Step::Done(processed)) = feed.apply(open.stream, &mut again) else { panic!("it waits") };
     assert_eq!(processed.sequence, 8);
     assert!(feed.owner_of([10, 88, 0, 8].into()).is_none(), "the snapshot has no pods");
-    // Also on another stream.
     drop(open);
     let open = opened(&feed, "kube", "one");
     let mut next = work(1, vec![Change::Begin(Kind::Pod)]);

@@ -8,9 +8,8 @@ use wharf_kit::{clock, sync::lock};
 
 use super::{ClusterFeed, Inner, Mark};
 
-/// Rows of a list.
 const MAX_SHOWN: usize = 64;
-/// A watch that fails for longer is a problem. A restart of an API server takes less.
+/// A restart of an API server takes less.
 const FAILING: Duration = Duration::from_secs(60);
 
 impl ClusterFeed {
@@ -21,7 +20,6 @@ impl ClusterFeed {
         let inner = lock(&self.inner);
         let restoring = self.restoring();
         let counts = inner.feed.counts();
-        // A kind whose rows are not read yet is left out: it has no number.
         let known = counts.iter().filter(|(kind, _)| restoring.is_none() || **kind == Kind::Node);
         let rows = known.map(|(kind, count)| {
             let unfit = |is: fn(&Refusal) -> bool| {
@@ -56,7 +54,7 @@ impl ClusterFeed {
 }
 
 impl ClusterFeed {
-    /// At most `most` pods in force, and the number of all; after [`ClusterFeed::restored`].
+    /// At most `most` pods in force, and the number of all.
     #[must_use]
     pub fn pods(&self, query: &ClusterPodsQuery, most: usize) -> ClusterPods {
         let is_of = |wanted: &Option<String>, is: &str| wanted.as_ref().is_none_or(|wanted| wanted == is);
@@ -103,7 +101,7 @@ fn problem(inner: &Inner) -> Option<String> {
     Some(format!("refused {first}{}", and_more(inner.refused_total())))
 }
 
-/// The first watch that has failed for [`FAILING`]. The text has no time: the producer makes an event of each text.
+/// Without a time: the producer makes an event of each text.
 fn failing(watches: &[FeedWatch], now_unix_ms: u64) -> Option<String> {
     let is_long = |watch: &&FeedWatch| {
         let age = Duration::from_millis(now_unix_ms.saturating_sub(watch.since_unix_ms));
@@ -115,7 +113,7 @@ fn failing(watches: &[FeedWatch], now_unix_ms: u64) -> Option<String> {
     Some(format!("the producer's watch of {name} fails: {why}{}", and_more(1 + failing.count())))
 }
 
-/// `all`: including the one that the message names.
+/// `all` includes the named row.
 fn and_more(all: usize) -> String {
     match all.saturating_sub(1) {
         0 => String::new(),

@@ -14,7 +14,7 @@ use crate::error::CliError;
 
 pub(super) const ROOT: &str = "wharf-debuginfo";
 
-/// In a temporary file next to the target until it is finished.
+/// Temporary file until [`Self::finish`].
 pub(super) struct Archive {
     builder: Option<Builder<GzEncoder<File>>>,
     temporary: PathBuf,
@@ -24,7 +24,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// `time_s`, seconds since the Unix epoch, is the mtime of every file.
+    /// `time_s`: mtime of every file, seconds since the Unix epoch.
     pub(super) fn create(place: &Path, time_s: u64) -> io::Result<Self> {
         if place.is_dir() {
             return Err(io::Error::from(io::ErrorKind::IsADirectory));
@@ -34,13 +34,13 @@ impl Archive {
         temporary.push(name);
         temporary.push(format!(".{}", std::process::id()));
         let temporary = place.with_file_name(temporary);
-        // Other users cannot read the file, and a symbolic link is not followed.
+        // Unreadable for other users; does not follow symbolic links.
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
         let gz = GzBuilder::new().mtime(0).write(file, Compression::default());
         Ok(Self { builder: Some(Builder::new(gz)), temporary, place: place.to_owned(), time_s, files: 0 })
     }
 
-    /// `name` must be relative and chosen by this program.
+    /// `name` must be trusted and relative.
     pub(super) fn add(&mut self, name: &str, content: &[u8]) -> Result<(), CliError> {
         let failed = |e: io::Error| CliError::refused(format!("write {}: {e}", self.place.display()));
         let mut header = Header::new_gnu();
@@ -56,7 +56,7 @@ impl Archive {
         Ok(())
     }
 
-    /// Renames the archive into place. Returns its size in bytes and its number of files.
+    /// Renames the archive into place. Returns its bytes and number of files.
     pub(super) fn finish(mut self) -> io::Result<(u64, usize)> {
         let Some(builder) = self.builder.take() else { return Err(io::Error::from(io::ErrorKind::InvalidInput)) };
         let mut file = builder.into_inner()?.finish()?;
@@ -70,7 +70,7 @@ impl Archive {
 
 impl Drop for Archive {
     fn drop(&mut self) {
-        // Removes an incomplete archive; after a rename the name is gone.
+        // Removes an incomplete archive; fails after the rename.
         let _ = std::fs::remove_file(&self.temporary);
     }
 }

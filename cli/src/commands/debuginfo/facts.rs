@@ -1,4 +1,4 @@
-//! Facts available without an agent: kernel settings and file names.
+//! Facts without an agent: kernel settings and file names.
 
 use std::{
     collections::BTreeMap,
@@ -72,7 +72,7 @@ fn read(path: &Path) -> Result<String, Missing> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Of proc_pid_mountinfo(5), for BPF file systems.
+/// BPF file systems from proc_pid_mountinfo(5).
 fn bpf_mounts() -> Result<Vec<String>, Missing> {
     let all = read(Path::new("/proc/self/mountinfo"))?;
     let is_bpf = |line: &&str| line.split(" - ").nth(1).is_some_and(|after| after.starts_with("bpf "));
@@ -89,11 +89,11 @@ pub(super) struct Listed {
     /// Octal.
     mode: String,
     owner: (u32, u32),
-    /// Modification time, milliseconds since the Unix epoch.
+    /// Modification time, Unix ms.
     changed_unix_ms: u64,
 }
 
-/// Follows no links and opens no files.
+/// Does not follow links or open files.
 pub(super) fn listing(directory: &Path) -> Result<Vec<Listed>, Missing> {
     let mut found = Vec::new();
     walk(directory, directory, 0, &mut found)?;
@@ -138,7 +138,7 @@ fn kind(meta: &fs::Metadata) -> &'static str {
     }
 }
 
-/// Lists pins below `wharf` on every BPF file system in this mount namespace.
+/// Pins below `wharf` on BPF file systems of this mount namespace.
 pub(super) fn pins() -> Result<BTreeMap<String, Vec<Listed>>, Missing> {
     let mounts = bpf_mounts()?;
     let points = mounts.iter().filter_map(|line| line.split(' ').nth(4));

@@ -1,4 +1,4 @@
-//! Parses policy documents into policies, or reasons for a refusal.
+//! Parses policy documents.
 
 use std::{
     collections::BTreeMap,
@@ -28,7 +28,7 @@ struct Checked {
 }
 
 impl Checked {
-    /// A policy name in two files is ambiguous.
+    /// Rejects policy names in two files as ambiguous.
     fn add(&mut self, policies: &[Policy]) -> Result<(), Vec<Refusal>> {
         let mut own: BTreeMap<&PolicyName, &Origin> = BTreeMap::new();
         for policy in policies {
@@ -52,15 +52,15 @@ impl Checked {
     }
 }
 
-/// Shows the policies unless one is refused: a partial list would be misleading.
+/// Shows no policies if any is refused, because a partial list misleads.
 pub(super) fn validate(out: &Output, paths: &[PathBuf]) -> Result<Exit, CliError> {
     let rows = read_all("validate policies", paths, |_| ())?;
     out.emit(&rows, |style| list(&rows, style))?;
     Ok(Exit::Ok)
 }
 
-/// Returns the policies of all files; on a refusal, writes the reasons to standard error. `taken` gets each valid file
-/// that has a policy; after a failure these are not the whole set.
+/// Policies of all files; writes reasons for refusals to standard error. `taken` gets each valid file with policies,
+/// also when another file fails.
 pub(super) fn read_all(
     operation: &str,
     paths: &[PathBuf],
@@ -75,7 +75,7 @@ pub(super) fn read_all(
     let (mut all, mut refused) = (0, 0);
     for path in paths {
         let files = file::expand(path);
-        // An unusable directory counts as one file.
+        // An unusable directory counts as a file.
         all += files.as_ref().map_or(1, Vec::len);
         let results = match files {
             Ok(files) => files.iter().map(|file| check(&mut checked, file, &mut taken)).collect(),
@@ -93,7 +93,7 @@ pub(super) fn read_all(
     Ok(checked.rows)
 }
 
-/// On failure, returns one line a reason.
+/// Errors have one line per reason.
 fn check(checked: &mut Checked, path: &Path, taken: &mut impl FnMut(PolicyImport)) -> Result<(), Vec<String>> {
     let lines = |refusals: Vec<Refusal>| refusals.iter().map(ToString::to_string).collect::<Vec<_>>();
     let text = file::text(path).map_err(|error| vec![error.to_string()])?;

@@ -1,4 +1,4 @@
-//! Reads files that the operator names, within size limits.
+//! Reads the operator's files within size limits.
 
 use std::{
     ffi::OsStr,
@@ -14,11 +14,11 @@ use wharf_policy::read::MAX_TEXT;
 const MAX_FILES: usize = 10_000;
 const ENDINGS: [&str; 3] = ["yaml", "yml", "json"];
 
-/// Printed in the form of a document's refusal: place, cause, remedy.
+/// A refusal with place, cause and remedy.
 #[derive(Debug, thiserror::Error)]
 #[error("{file}: {reason}; {remedy}")]
 pub(super) struct Unusable {
-    /// With a line number if there is one.
+    /// May include the line.
     file: String,
     reason: String,
     remedy: &'static str,
@@ -42,10 +42,9 @@ pub(super) fn name(path: &Path) -> String {
     if is_standard_input(path) { "standard input".to_owned() } else { path.display().to_string() }
 }
 
-/// A directory's files with the extensions in `ENDINGS`, sorted, without hidden files, 1 to 10,000. Returns any other
-/// path unchanged.
+/// Visible files of a directory with extensions in `ENDINGS`, sorted, 1 to 10,000. Returns other paths unchanged.
 pub(super) fn expand(path: &Path) -> Result<Vec<PathBuf>, Unusable> {
-    // A missing path is reported when it is read.
+    // Missing paths fail later, when read.
     if is_standard_input(path) || !path.is_dir() {
         return Ok(vec![path.to_owned()]);
     }
@@ -71,13 +70,13 @@ pub(super) fn expand(path: &Path) -> Result<Vec<PathBuf>, Unusable> {
     Ok(files)
 }
 
-/// Rejects a file that is not regular, exceeds 4 MiB, or is not UTF-8.
+/// Fails unless the file is regular, at most 4 MiB, and UTF-8.
 pub(super) fn text(path: &Path) -> Result<String, Unusable> {
     let bytes = if is_standard_input(path) {
         bounded(path, io::stdin().lock())
     } else {
-        // Opening some devices has side effects. The path may change before the open: `O_NONBLOCK` avoids waiting for a
-        // FIFO's writer or for a /proc file.
+        // Opening devices may have side effects. If the path changes before the open, `O_NONBLOCK` avoids waiting for a
+        // FIFO or /proc file.
         fs::metadata(path).map_err(|error| Unusable::io(path, &error)).and_then(|found| regular(path, &found))?;
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path);
         let file = opened.map_err(|error| Unusable::io(path, &error))?;
@@ -103,7 +102,7 @@ fn regular(path: &Path, found: &Metadata) -> Result<(), Unusable> {
     })
 }
 
-/// One byte past the limit shows an oversized input.
+/// Reads one byte beyond the limit to detect oversized input.
 fn bounded(path: &Path, from: impl Read) -> Result<Vec<u8>, Unusable> {
     let mut bytes = Vec::new();
     let bound = u64::try_from(MAX_TEXT).unwrap_or(u64::MAX).saturating_add(1);

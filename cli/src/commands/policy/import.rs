@@ -13,7 +13,7 @@ use crate::{
 
 const OPERATION: &str = "import policies";
 
-/// Checks all files, then sends them one by one. Files before a refused one stay in force; the message lists them.
+/// Checks all files, then sends one at a time. After a refusal, earlier files stay in force; the message lists them.
 pub(super) async fn run(cx: &Context, paths: &[PathBuf]) -> Result<Exit, CliError> {
     let mut imports = Vec::new();
     read_all(OPERATION, paths, |import| imports.push(import))
@@ -37,7 +37,7 @@ pub(super) async fn run(cx: &Context, paths: &[PathBuf]) -> Result<Exit, CliErro
     }
 }
 
-/// One line a reason, in the format of the local check.
+/// One line per reason, as in the local check.
 fn refused(import: &PolicyImport, error: ClientError) -> CliError {
     let PolicyImport { file, .. } = import;
     match error {

@@ -1,4 +1,4 @@
-//! Warnings of an import: policies that select no endpoint of the node.
+//! Warnings about imported policies without a local endpoint.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use crate::{
     render::{policy::full_name, text::safe},
 };
 
-/// A node often gets the policies of a whole cluster.
+/// Most named policies: imports may cover a whole cluster.
 const MOST: usize = 5;
 
-/// The import is already in force, so a failed request is no error.
+/// Ignores failed requests: the import is in force.
 pub(super) async fn warn(cx: &Context, changes: &[PolicyChange]) {
     if changes.iter().all(|change| change.put.is_empty()) {
         return;
@@ -33,7 +33,7 @@ pub(super) async fn warn(cx: &Context, changes: &[PolicyChange]) {
 }
 
 fn warnings(changes: &[PolicyChange], policies: &[PolicyInfo]) -> Vec<String> {
-    // A document with several specs has one element for each.
+    // One element per spec.
     let mut subjects: BTreeMap<String, Vec<&PolicyInfo>> = BTreeMap::new();
     for policy in policies {
         let name = full_name(&policy.kind, policy.namespace.as_deref(), &policy.name);
@@ -96,7 +96,6 @@ mod tests {
         };
         let names: Vec<String> = (0..8).map(|n| format!("p{n}")).collect();
         let mut policies: Vec<PolicyInfo> = names.iter().map(|name| policy(name, &[])).collect();
-        // One of the specs of `two` selects an endpoint.
         policies.extend([policy("two", &[]), policy("two", &[7]), policy("old", &[])]);
         let put = |name: &String| format!("NetworkPolicy shop/{name}");
         let names: Vec<String> = names.iter().map(put).chain([put(&"two".to_owned())]).collect();

@@ -10,10 +10,10 @@ use crate::{
     render::text::span,
 };
 
-/// A change takes milliseconds, and each poll lists all policies.
+/// A change takes milliseconds; a poll lists all policies.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// By default, waits for the first reported revision.
+/// Waits for the first reported revision by default.
 pub(super) async fn run(cx: &Context, revision: Option<u64>, timeout: Duration) -> Result<Exit, CliError> {
     let mut wanted = revision;
     let mut last = None;
@@ -36,9 +36,8 @@ pub(super) async fn run(cx: &Context, revision: Option<u64>, timeout: Duration) 
     Err(too_late(last.as_ref(), wanted, timeout))
 }
 
-/// `last`: the last answer.
 fn too_late(last: Option<&PolicyList>, wanted: Option<u64>, timeout: Duration) -> CliError {
-    // `span` shows whole seconds only.
+    // `span` has whole seconds.
     let after = if timeout.as_secs() == 0 {
         format!("{} ms", timeout.as_millis())
     } else {

@@ -11,9 +11,9 @@ use crate::render::{
     text,
 };
 
-/// Shortest container id prefix. The CLI accepts a prefix as an id.
+/// Shortest container id prefix; the CLI accepts prefixes.
 const SHORT_ID: usize = 13;
-/// Shortest cut of a pod's name on a narrow screen.
+/// Shortest pod name on a narrow screen.
 const SHORT_POD: usize = 16;
 /// `wharf endpoint labels` shows all.
 const MAX_LABELS: usize = 16;
@@ -38,7 +38,7 @@ pub(crate) fn list(endpoints: &[Endpoint], style: &Style, columns: Columns) -> S
     out
 }
 
-/// And the command to run next.
+/// The problem with the next command.
 fn problem(e: &Endpoint) -> Option<String> {
     let problem = e.status.problem.as_deref()?;
     Some(format!("endpoint {}: {}; `wharf explain {}`", e.id, text::safe(problem), e.id))
@@ -51,7 +51,7 @@ pub(crate) struct Following {
 }
 
 impl Following {
-    /// Widths are fixed for later rows: the longest state, usual numbers and addresses.
+    /// Fixes the widths for later rows.
     pub(crate) fn new(columns: Columns, style: &Style) -> Self {
         let Columns { wide, labels } = columns;
         let flat = Layout { wide, labels: labels || wide, pod: true, stacked: None };
@@ -65,7 +65,7 @@ impl Following {
         Self { layout, table: Growing::new(layout.usual_widths(stacked.unwrap_or(2 * SHORT_POD))) }
     }
 
-    /// An endpoint missing in `all` is shown as `deleted`.
+    /// Shows endpoints that are missing in `all` as `deleted`.
     pub(crate) fn rows(&mut self, changed: &[Endpoint], all: &[Endpoint], style: &Style) -> String {
         let mut sorted: Vec<&Endpoint> = changed.iter().collect();
         sorted.sort_by_key(|e| (e.id, e.epoch));
@@ -79,7 +79,7 @@ impl Following {
     }
 }
 
-/// Prefixes that distinguish each container id from the others.
+/// Distinguishing prefixes of container ids.
 struct ShortIds<'a>(BTreeSet<&'a str>);
 
 impl<'a> ShortIds<'a> {
@@ -87,9 +87,9 @@ impl<'a> ShortIds<'a> {
         Self(endpoints.into_iter().map(|e| e.container_id.as_str()).collect())
     }
 
-    /// Cut without an ellipsis, so that the prefix can be used as an id.
+    /// Without an ellipsis, so that the prefix is a valid id.
     fn short(&self, id: &str) -> String {
-        // In sorted order, the ids with the longest common prefix are adjacent.
+        // Ids with the longest common prefix are adjacent.
         let before = self.0.range(..id).next_back();
         let after = self.0.range::<str, _>((std::ops::Bound::Excluded(id), std::ops::Bound::Unbounded)).next();
         let common = |other: &str| id.chars().zip(other.chars()).take_while(|(a, b)| a == b).count();
@@ -98,7 +98,7 @@ impl<'a> ShortIds<'a> {
     }
 }
 
-/// As tables show them.
+/// Ids as in tables.
 pub(crate) fn short_ids(endpoints: &[Endpoint]) -> Vec<String> {
     let ids = ShortIds::of(endpoints);
     endpoints.iter().map(|e| ids.short(&e.container_id)).collect()
@@ -108,9 +108,9 @@ pub(crate) fn short_ids(endpoints: &[Endpoint]) -> Vec<String> {
 struct Layout {
     wide: bool,
     labels: bool,
-    /// Some endpoint belongs to a pod.
+    /// Whether any endpoint has a pod.
     pod: bool,
-    /// On a narrow screen, addresses are stacked, and so are a pod's namespace and name, cut to this many characters.
+    /// On a narrow screen: addresses are stacked, and a pod's namespace and name, cut to this many characters.
     stacked: Option<usize>,
 }
 
@@ -145,7 +145,7 @@ impl Layout {
         header
     }
 
-    /// In screen columns; a pod's name takes `pod`.
+    /// In screen columns, with `pod` columns for a pod's name.
     fn usual_widths(self, pod: usize) -> Vec<u16> {
         let usual = |name: &&str| match *name {
             "STATE" => "waiting-to-regenerate".len(),
@@ -164,7 +164,7 @@ impl Layout {
         row.extend([state, number(e.identity)]);
         row.extend(self.wide.then(|| token(&e.network)));
         row.extend(self.pod.then(|| self.pod_cell(e)));
-        // It distinguishes containers, so it is not cut.
+        // Uncut, because it identifies the container.
         row.extend([cell(ids.short(&e.container_id)).whole(), token(&e.ifname)]);
         if self.stacked.is_some() {
             let v4 = e.ipv4.map(|ip| ip.to_string());

@@ -8,7 +8,7 @@ use super::super::{
     text::safe,
 };
 
-/// The sender's or receiver's side of the packet.
+/// Sender's or receiver's side.
 #[derive(Debug, Clone, Copy)]
 struct End {
     name: &'static str,
@@ -18,7 +18,7 @@ struct End {
 const SENDER: End = End { name: "sender", direction: "egress" };
 const RECEIVER: End = End { name: "receiver", direction: "ingress" };
 
-/// The conclusion in a sentence, then the verdict of each end.
+/// Conclusion, then the verdict of each end.
 pub(crate) fn explanation(answer: &PolicyExplanation, style: &Style) -> String {
     let ends = [(SENDER, answer.egress.as_ref()), (RECEIVER, answer.ingress.as_ref())];
     let problem = |judgement: &PolicyJudgement| judgement.redirect.as_ref().is_some_and(|way| way.problem.is_some());
@@ -68,13 +68,13 @@ fn accepted(ends: &Ends<'_>) -> String {
 fn by_proxy(way: &PolicyRedirect) -> String {
     let judges = format!("; the proxy judges what it carries, and lets pass: {}", way.passes.join(" | "));
     match (&way.problem, way.fails_open) {
-        // Without `failOpen`, the flow passes without the proxy only in audit mode.
+        // Without `failOpen`, only audit mode passes an unserved flow.
         (None, _) | (Some(_), false) => judges,
         (Some(why), true) => format!("{judges}; but {why}: until then it passes unseen (failOpen)"),
     }
 }
 
-/// If both ends drop the packet, the sender's reason.
+/// The sender's reason, if both ends drop the packet.
 fn denied(ends: &Ends<'_>) -> String {
     let denies = |judgement: &&PolicyJudgement| judgement.verdict == PolicyVerdict::Deny;
     let first = ends.iter().find_map(|(end, judgement)| Some((end, judgement.filter(denies)?)));
@@ -92,7 +92,7 @@ fn denied(ends: &Ends<'_>) -> String {
     }
 }
 
-/// Both ends accept the packet, but the proxy does not serve the connection.
+/// Both ends accept, but the proxy does not serve.
 fn unserved(ends: &Ends<'_>) -> String {
     let mut ways = ends.iter().filter_map(|(end, judgement)| Some((end, (*judgement)?.redirect.as_ref()?)));
     match ways.find(|(_, way)| way.problem.is_some() && !way.fails_open) {

@@ -12,10 +12,9 @@ use super::{
     full_name, isolates, tier,
 };
 
-/// Columns and lines for a policy's endpoints. The wide form lists all.
+/// Columns and lines for endpoints; the wide form has no limit.
 const ENDPOINTS: (usize, usize) = (12, 2);
 
-/// The state of the policies, and a row for each.
 pub(crate) fn get(list: &PolicyList, style: &Style, wide: bool) -> String {
     let mut screen = Screen::new(style);
     let PolicyList { revision, realized, .. } = list;
@@ -24,7 +23,7 @@ pub(crate) fn get(list: &PolicyList, style: &Style, wide: bool) -> String {
     } else {
         screen.toned("Revision", Tone::Warn, &revision.to_string(), &format!("not in force yet: {realized} is"));
     }
-    // One line for each refusal of a file.
+    // One line per refused file.
     for (at, problem) in list.problem.iter().flat_map(|all| all.lines()).enumerate() {
         screen.toned(if at == 0 { "Problem" } else { "" }, Tone::Bad, problem, "");
     }

@@ -1,4 +1,4 @@
-//! `wharf bpf policy get`: the rows that decide about an endpoint's packets.
+//! `wharf bpf policy get`.
 
 use wharf_api::{EndpointPolicy, EndpointRules, Enforcement, PolicyRow};
 
@@ -9,12 +9,12 @@ use super::super::{
     text,
 };
 
-/// The wide form shows all known ones.
+/// The wide form has no limit.
 const SHOWN: usize = 4;
-/// A count at or above this is shown with a unit prefix.
+/// Counts from here on have a unit prefix.
 const MANY: u64 = 1_000_000;
 
-/// The endpoint's state, and the rule set's rows for each direction.
+/// State of the endpoint, then rows for each direction.
 pub(crate) fn rules(policy: &EndpointPolicy, style: &Style, wide: bool) -> String {
     let mut screen = Screen::new(style);
     screen.line("Endpoint", &policy.endpoint.to_string());
@@ -69,7 +69,7 @@ fn row(row: &PolicyRow, wide: bool) -> Vec<Cell> {
         match &row.rule {
             Some(rule) if wide => cell(format!("{}, {} ({}:{})", rule.document, rule.field, rule.file, rule.line)),
             Some(rule) => cell(format!("{}, {}", rule.document, rule.field)),
-            // Isolation has no rule in a document.
+            // Isolation has no rule.
             None if row.verdict == "deny" => token("isolation"),
             None => token("-"),
         },
@@ -80,7 +80,7 @@ fn row(row: &PolicyRow, wide: bool) -> Vec<Cell> {
     cells
 }
 
-/// Also counts those that the agent omitted.
+/// Includes peers omitted by the agent.
 fn peers(row: &PolicyRow, most: usize) -> Vec<String> {
     let mut shown: Vec<String> = row.peers.iter().take(most).cloned().collect();
     let hidden = u64::try_from(row.peers.len() - shown.len()).unwrap_or(u64::MAX).saturating_add(row.more_peers);

@@ -34,7 +34,7 @@ fn serving() -> ProxyView {
     }
 }
 
-/// One listener refused, one not acknowledged; a delete and a policy change wait.
+/// With a refused and an unacknowledged listener, a waiting delete and a waiting policy change.
 fn late() -> ProxyView {
     let mut view = serving();
     let refusal = Some(format!("unknown filter {HOSTILE}"));
@@ -135,7 +135,7 @@ fn redirects_of_an_endpoint() {
     assert_eq!(first(&absent()), format!("{told}; no proxy serves"));
 }
 
-/// The agent serves one listener and could not open the port of the other.
+/// The agent could open only one of two ports.
 fn dns() -> ProxyView {
     let mut listeners = [15_002, 15_003]
         .map(|port| ProxyListener { served_by: ProxyServer::Agent, ..listener(port, "egress", &["DNS of *.a"]) });
@@ -178,7 +178,6 @@ fn names_and_how_long_their_addresses_last() {
     assert!(second.contains("2001:db8::7") && second.contains("in use"), "{told}");
     assert!(third.contains("192.0.2.9") && !told.contains('\u{202e}'), "{told}");
 
-    // Each address keeps its time on the same line.
     let both = ["2001:db8:1111:2222:3333:4444:5555:6666", "2001:db8:1111:2222:3333:4444:5555:7777"];
     let ends = [NOW + 60_000, NOW + 7_200_000];
     let long = of(

@@ -1,4 +1,4 @@
-//! Problems of a status, with cause and next step.
+//! Problems with cause and next step.
 
 use wharf_api::{AgentStatus, ComponentStatus, ControllerStatus, Health, IpFamily};
 
@@ -26,7 +26,7 @@ pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
         let what = "the agent does not accept new endpoints; it is starting, stopping, or a component below failed";
         add(Tone::Bad, what.to_owned(), "the agent's log: journalctl -u wharf-agent -e");
     }
-    // Listed separately below: each unhealthy controller, each exhausted pool.
+    // Listed below: unhealthy controllers, exhausted pools.
     let told = |c: &ComponentStatus| match c.name.as_str() {
         "controllers" => s.controllers.iter().any(ControllerStatus::is_unwell),
         "ipam" => c.stale_ms.is_none() && s.ipam.iter().any(|p| p.used >= p.total),
@@ -81,7 +81,7 @@ pub(super) fn problems(s: &AgentStatus, now: u64) -> Vec<Problem> {
 }
 
 fn component_next(c: &ComponentStatus) -> &'static str {
-    // A component that does not answer needs other advice than one that reports a fault.
+    // Advice depends on whether the component answers.
     let answers = c.stale_ms.is_none() && c.health == Health::Degraded;
     match c.name.as_str() {
         "api" | "admin" | "store" if answers => {

@@ -124,7 +124,7 @@ fn sick() -> AgentStatus {
             pool.used = pool.total;
         }
     }
-    // Set as the agent sets it; the problem must be listed once.
+    // As in the agent; listed once.
     if let Some(ipam) = s.components.iter_mut().find(|c| c.name == "ipam") {
         (ipam.health, ipam.message) = (Health::Degraded, "exhausted: default IPv4".to_owned());
     }
@@ -193,7 +193,7 @@ fn a_sick_node_says_what_and_where_to_look() {
     ");
 }
 
-/// The store does not answer, a controller's run does not end, the API does not answer.
+/// Without answers from store and API, and with an endless controller run.
 fn stuck() -> AgentStatus {
     let mut s = sample::status();
     (s.overall, s.from_admin) = (Health::Failing, true);
@@ -365,7 +365,7 @@ fn what_works_again_is_not_taken_for_stuck() {
     let next: Vec<String> = problem::problems(&s, NOW).into_iter().map(|p| p.next).collect();
     assert_eq!(next.len(), 2, "{next:?}");
     assert!(next.iter().all(|next| next.starts_with("it works again")), "{next:?}");
-    // The last message of a component that no longer answers.
+    // Last message before the failure.
     s.components.iter_mut().for_each(|c| c.stale_ms = Some(12_000));
     let next: Vec<String> = problem::problems(&s, NOW).into_iter().map(|p| p.next).collect();
     assert!(next.iter().all(|next| next.contains("stuck")), "{next:?}");
@@ -375,7 +375,6 @@ fn what_works_again_is_not_taken_for_stuck() {
 fn cni_commands_are_counted_and_the_last_failure_is_told() {
     let line = |s: &AgentStatus| {
         let text = status(s, &Style::plain(), Detail::default());
-        // Long lines continue indented.
         let mut lines = text.lines().skip_while(|line| !line.starts_with("CNI commands"));
         let first = lines.next()?;
         let rest = lines.take_while(|line| line.starts_with("      "));

@@ -1,18 +1,17 @@
-//! Advice for an agent that does not run, by how it was installed.
+//! Advice for an agent that does not run.
 
 use std::path::Path;
 
-/// Possible paths of the agent's systemd unit.
+/// Paths of the agent's systemd unit.
 const UNITS: [&str; 4] = [
     "/etc/systemd/system/wharf-agent.service",
     "/run/systemd/system/wharf-agent.service",
     "/usr/local/lib/systemd/system/wharf-agent.service",
     "/usr/lib/systemd/system/wharf-agent.service",
 ];
-/// The kubelet's directory.
 const KUBELET: &str = "/var/lib/kubelet";
 
-/// The command that shows an operator of this node why the agent does not run.
+/// Advice on how to find out why the agent does not run, by installation.
 #[must_use]
 pub fn why_agent_is_away() -> &'static str {
     let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();

@@ -7,7 +7,7 @@ use crate::{ApiError, ErrorCode};
 /// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The socket cannot be connected to.
+    /// Connecting to the socket failed.
     #[error("connecting to the agent at {}: {}", socket.display(), connect_problem(cause))]
     Connect {
         /// The agent's socket.
@@ -15,8 +15,7 @@ pub enum ClientError {
         /// The kernel's error.
         cause: io::Error,
     },
-    /// The agent accepted the request and closed the connection before it answered, because it stopped or was killed.
-    /// The request may be partly done.
+    /// The agent closed the connection without an answer. The request may be partly done.
     #[error("{operation}: the agent closed the connection before it had answered ({reason}); was it restarted?")]
     Closed {
         /// Method and path.
@@ -24,7 +23,7 @@ pub enum ClientError {
         /// The connection's error.
         reason: String,
     },
-    /// No complete answer within the time limit. The request may be done.
+    /// No complete answer in time. The request may be done.
     #[error("{operation}: no answer from the agent within {} ms", after.as_millis())]
     Timeout {
         /// Method and path.
@@ -32,16 +31,15 @@ pub enum ClientError {
         /// The time limit.
         after: Duration,
     },
-    /// The answer is not valid for this API. Another program, or an agent of another version, may listen on the
-    /// socket.
+    /// Invalid answer, from another program or another version of the agent.
     #[error("{operation}: {reason}; is the listener a wharf-agent of this version?")]
     Protocol {
         /// Method and path.
         operation: String,
-        /// The defect of the answer.
+        /// Defect of the answer.
         reason: String,
     },
-    /// The agent answered with an error.
+    /// An API error.
     #[error("{}{}", error.message, hint(error))]
     Api {
         /// Method and path.
@@ -54,19 +52,19 @@ pub enum ClientError {
 }
 
 impl ClientError {
-    /// True when the agent does not run, went away, or does not answer. Whether it acted on the request is unknown.
+    /// True when the agent is away or silent. It may have acted on the request.
     #[must_use]
     pub fn is_unreachable(&self) -> bool {
         matches!(self, Self::Connect { .. } | Self::Closed { .. } | Self::Timeout { .. })
     }
 
-    /// True when this user may not connect to the socket; whether an agent listens is unknown.
+    /// True when this user may not connect.
     #[must_use]
     pub fn is_no_permission(&self) -> bool {
         matches!(self, Self::Connect { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// The agent's stable error code, if it answered with an error.
+    /// The agent's error code, if any.
     #[must_use]
     pub fn code(&self) -> Option<ErrorCode> {
         match self {
@@ -75,13 +73,13 @@ impl ClientError {
         }
     }
 
-    /// True for the agent's `not-found`: no such endpoint, lease, map or pool.
+    /// True for [`ErrorCode::NotFound`].
     #[must_use]
     pub fn is_not_found(&self) -> bool {
         self.code() == Some(ErrorCode::NotFound)
     }
 
-    /// The delay that the agent asks for before a retry.
+    /// Delay before a retry, from the agent.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
@@ -91,8 +89,7 @@ impl ClientError {
     }
 }
 
-/// The cause with advice, for the common errors. Other errors keep the kernel's message, or the message that
-/// [`super::exchange`] has about the path.
+/// Cause with advice for common errors.
 fn connect_problem(cause: &io::Error) -> String {
     match cause.kind() {
         _ if cause.get_ref().is_some() => cause.to_string(),

@@ -15,17 +15,17 @@ use tokio::{net::UnixStream, time};
 
 use super::{Call, Client, ClientError};
 
-/// Longest body that is read, bytes. A dump of the largest map has less than a tenth of it.
+/// Longest body that is read, bytes: more than ten times the dump of the largest map.
 pub const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
-/// Delay before a retry while the listener's queue is full. The agent drains the queue in microseconds.
+/// Retry delay while the listener's queue is full; the agent drains it in microseconds.
 const FULL_QUEUE_PAUSE: Duration = Duration::from_millis(5);
 
-/// Drives the connection's I/O; must be polled together with the request.
+/// Connection I/O; must be polled together with the request.
 pub(super) type Driver = Pin<Box<Connection<TokioIo<UnixStream>, Full<Bytes>>>>;
 
 impl Client {
-    /// Sends the request and reads the whole answer within the time limit.
+    /// Sends a request and reads its answer within the time limit.
     pub(super) async fn exchange(
         &self,
         call: &Call,
@@ -40,7 +40,6 @@ impl Client {
         .await
     }
 
-    /// Applies the client's time limit to `work`.
     pub(super) async fn limited<T>(
         &self,
         call: &Call,
@@ -52,8 +51,8 @@ impl Client {
         }
     }
 
-    /// Sends the request and reads the answer's head. The caller must poll the driver while it reads the body; the
-    /// driver is `None` when the connection has ended.
+    /// Sends a request and reads the answer's head. The caller polls the driver while it reads the body; `None` means
+    /// the connection has ended.
     pub(super) async fn begin(
         &self,
         call: &Call,
@@ -62,7 +61,7 @@ impl Client {
         let mut request = Request::builder()
             .method(call.method.clone())
             .uri(&call.path)
-            // HTTP/1.1 requires it; over a unix socket its value has no meaning.
+            // HTTP/1.1 requires a host.
             .header(header::HOST, "wharf-agent")
             .header(header::ACCEPT, "application/json")
             .header(crate::UNTIL_HEADER, boot_ms().saturating_add(millis(self.timeout)));
@@ -95,7 +94,6 @@ impl Client {
     }
 }
 
-/// Milliseconds of CLOCK_BOOTTIME.
 fn boot_ms() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
     Duration::try_from(now).map_or(0, millis)
@@ -108,10 +106,10 @@ fn millis(time: Duration) -> u64 {
 async fn connect(socket: &Path) -> io::Result<UnixStream> {
     loop {
         match UnixStream::connect(socket).await {
-            // connect on a unix socket does not wait when the listener's queue is full (EAGAIN), so retry. The call's
-            // time limit bounds the loop.
+            // connect(2) on a unix socket returns EAGAIN while the listener's queue is full. The call's time limit
+            // bounds the retries.
             Err(e) if e.kind() == io::ErrorKind::WouldBlock => time::sleep(FULL_QUEUE_PAUSE).await,
-            // For a path that is not a socket, the kernel returns the same error as for a socket without a listener.
+            // The kernel returns this error also for a path that is not a socket.
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused && !is_socket(socket) => {
                 let why = "this is not a socket; give the path of the agent's socket";
                 return Err(io::Error::new(io::ErrorKind::ConnectionRefused, why));
@@ -121,20 +119,20 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
     }
 }
 
-/// Whether the path names a socket. True for a path that cannot be examined, because its type is unknown.
+/// True also when the path cannot be examined.
 fn is_socket(path: &Path) -> bool {
     std::fs::metadata(path).map_or(true, |meta| meta.file_type().is_socket())
 }
 
-/// Runs `work` to completion while driving the connection. Removes the driver when the connection ends: it must not
-/// be polled again.
+/// Drives the connection until `work` completes. At the connection's end, sets `driver` to `None`: it must
+/// not be polled again.
 pub(super) async fn driven<T>(driver: &mut Option<Driver>, work: impl Future<Output = T>) -> T {
     let mut work = std::pin::pin!(work);
     if let Some(connection) = driver {
         tokio::select! {
             biased;
             done = &mut work => return done,
-            // `work` sees a connection error as an error of the body.
+            // `work` sees the error in the body.
             _ = connection => {}
         }
         *driver = None;
@@ -144,7 +142,7 @@ pub(super) async fn driven<T>(driver: &mut Option<Driver>, work: impl Future<Out
 
 async fn read_all(call: &Call, mut body: Incoming) -> Result<Bytes, ClientError> {
     let too_large = || call.protocol(format!("the answer is longer than {MAX_RESPONSE_BYTES} bytes"));
-    // The declared length serves only to reject early; memory grows as bytes arrive.
+    // Early rejection only; memory grows as bytes arrive.
     if body.size_hint().lower() > u64::try_from(MAX_RESPONSE_BYTES).unwrap_or(u64::MAX) {
         return Err(too_large());
     }
@@ -161,7 +159,6 @@ async fn read_all(call: &Call, mut body: Incoming) -> Result<Bytes, ClientError>
     Ok(all.freeze())
 }
 
-/// Distinguishes a closed connection from an answer that is not HTTP.
 pub(super) fn broken(call: &Call, error: &hyper::Error) -> ClientError {
     let mut reason = error.to_string();
     let mut source = std::error::Error::source(error);

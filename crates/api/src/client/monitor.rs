@@ -10,19 +10,19 @@ use super::{
 };
 use crate::MonitorEvent;
 
-/// Longest line that is read, bytes. An event has a few hundred.
+/// Longest line, bytes; an event has a few hundred.
 const MAX_LINE_BYTES: usize = 1 << 20;
-/// Longest error answer that is read, bytes.
+/// Longest error answer, bytes.
 const MAX_ERROR_BYTES: usize = 64 << 10;
 
-/// A stream of events. Dropping it closes the connection.
+/// A stream of events; dropping it closes the connection.
 pub struct Monitor {
     call: Call,
     driver: Option<Driver>,
     body: Incoming,
-    /// Received bytes that were not returned yet, and an incomplete last line.
+    /// Unreturned bytes, including an incomplete last line.
     pending: BytesMut,
-    /// Length of the part of `pending` without a newline.
+    /// Length of the prefix of `pending` without a newline.
     searched: usize,
 }
 
@@ -48,15 +48,15 @@ impl Monitor {
             .await
     }
 
-    /// The next event; `None` when the agent has ended the stream. Cancel-safe.
+    /// The next event; `None` at the stream's end. Cancel-safe.
     ///
     /// # Errors
-    /// The connection ended within a line, or a line is not an event. Do not call again after an error.
+    /// Invalid event, or end of the connection within a line. Do not call again after an error.
     pub async fn next(&mut self) -> Result<Option<MonitorEvent>, ClientError> {
         loop {
             if let Some(line) = self.take_line() {
                 if line.iter().all(u8::is_ascii_whitespace) {
-                    // The agent may send empty lines to detect a closed connection.
+                    // An empty line is the agent's probe for a closed connection.
                     continue;
                 }
                 return serde_json::from_slice(&line)

@@ -17,18 +17,13 @@ impl Client {
         self.get("/v1/policy".into()).await
     }
 
-    /// `PUT /v1/policy`: imports all policies of a text as one change; answers when their rows are in the kernel.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 400: the text is refused, one reason a line; 429: the tables have no room.
+    /// `PUT /v1/policy`: imports a text as one change; answers when the rows are in the kernel. Errors: 400: refused
+    /// text, one reason a line; 429: full tables.
     pub async fn import_policy(&self, import: &PolicyImport) -> Result<PolicyChange, ClientError> {
         self.send(Method::PUT, "/v1/policy".into(), import).await
     }
 
-    /// `DELETE /v1/policy`: removes one policy, or all imported policies.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 404: no such policy; 409: the policy comes from the policy directory.
+    /// `DELETE /v1/policy`. Errors: 404; 409: file of the policy directory.
     pub async fn delete_policy(&self, query: &PolicyDeleteQuery) -> Result<PolicyChange, ClientError> {
         let PolicyDeleteQuery { kind, namespace, name, all } = query;
         let mut out = Query::default();
@@ -41,10 +36,7 @@ impl Client {
         call.parse(status, &body)
     }
 
-    /// `GET /v1/policy/explain`: the verdict about the first packet of a flow, with reasons.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 404: no such endpoint.
+    /// `GET /v1/policy/explain`. Errors: 404: no such endpoint.
     pub async fn explain_policy(&self, query: &PolicyExplainQuery) -> Result<PolicyExplanation, ClientError> {
         let PolicyExplainQuery { from, to, protocol, port } = query;
         let mut out = Query::default();
@@ -55,10 +47,7 @@ impl Client {
         self.get(out.after("/v1/policy/explain".into())).await
     }
 
-    /// `GET /v1/endpoint/{id}/policy`: the rows that decide about an endpoint's packets.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 404: no such endpoint.
+    /// `GET /v1/endpoint/{id}/policy`. Errors: 404.
     pub async fn endpoint_policy(&self, id: &str) -> Result<EndpointPolicy, ClientError> {
         self.get(endpoint_path(id, "/policy")).await
     }
@@ -71,34 +60,22 @@ impl Client {
         self.get("/v1/proxy".into()).await
     }
 
-    /// `GET /v1/proxy/names`: DNS names that containers resolved, with their addresses, by name.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `GET /v1/proxy/names`, by name.
     pub async fn proxy_names(&self) -> Result<Vec<ProxyName>, ClientError> {
         self.get("/v1/proxy/names".into()).await
     }
 
-    /// `GET /v1/namespace`: every namespace with known labels, by name.
-    ///
-    /// # Errors
-    /// See [`ClientError`].
+    /// `GET /v1/namespace`, by name.
     pub async fn namespaces(&self) -> Result<Vec<Namespace>, ClientError> {
         self.get("/v1/namespace".into()).await
     }
 
-    /// `PUT /v1/namespace/{name}`: replaces all labels of a namespace.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 400: an invalid name or label.
+    /// `PUT /v1/namespace/{name}`: replaces all labels. Errors: 400: invalid name or label.
     pub async fn put_namespace(&self, name: &str, labels: &NamespaceLabels) -> Result<Namespace, ClientError> {
         self.send(Method::PUT, namespace_path(name), labels).await
     }
 
-    /// `DELETE /v1/namespace/{name}`: deletes a namespace's labels. The answer's body is not read.
-    ///
-    /// # Errors
-    /// See [`ClientError`]; 404: no such namespace.
+    /// `DELETE /v1/namespace/{name}`: deletes the labels. Errors: 404.
     pub async fn delete_namespace(&self, name: &str) -> Result<(), ClientError> {
         let call = Call::new(Method::DELETE, namespace_path(name));
         let (status, body) = self.exchange(&call, None).await?;

@@ -1,4 +1,4 @@
-//! Tests against a server that sends arbitrary bytes, including hostile ones.
+//! Tests against a server that sends arbitrary bytes.
 
 use std::{
     io::{Read, Write},
@@ -15,14 +15,14 @@ use crate::{
     PolicyImport, PolicyProtocol,
 };
 
-/// Serves connections one by one; closes each after its answer.
+/// Serves connections sequentially; closes each after its answer.
 struct Server {
     socket: PathBuf,
     thread: JoinHandle<Vec<String>>,
 }
 
 impl Server {
-    /// `answer` gets the connection after the whole request was read.
+    /// Calls `answer` after the whole request.
     fn start(connections: usize, mut answer: impl FnMut(&mut UnixStream) + Send + 'static) -> Self {
         let socket = fresh_path();
         let listener = UnixListener::bind(&socket).unwrap();
@@ -42,7 +42,6 @@ impl Server {
         Client::new(&self.socket).with_timeout(Duration::from_secs(10))
     }
 
-    /// The received requests as text.
     fn requests(self) -> Vec<String> {
         let requests = self.thread.join().unwrap();
         std::fs::remove_file(&self.socket).unwrap();
@@ -57,7 +56,6 @@ fn fresh_path() -> PathBuf {
     std::env::temp_dir().join(format!("wharf-api-client-{}-{n}.sock", std::process::id()))
 }
 
-/// Reads head and body by the declared length.
 fn read_request(stream: &mut UnixStream) -> String {
     let mut bytes = Vec::new();
     let mut chunk = [0; 4096];
@@ -84,7 +82,6 @@ fn reply(status: &str, body: &str) -> Vec<u8> {
         .into_bytes()
 }
 
-/// A server that answers once.
 fn once(answer: Vec<u8>) -> Server {
     Server::start(1, move |stream| stream.write_all(&answer).unwrap())
 }
@@ -139,7 +136,6 @@ fn put_sends_the_body_and_parses_the_endpoint() {
     assert_eq!(serde_json::from_str::<EndpointCreate>(body).unwrap(), create);
 }
 
-/// Method and path of every route, with escaped ids and queries.
 #[test]
 fn routes() {
     let wanted = [
@@ -393,7 +389,7 @@ fn a_declared_length_beyond_the_limit_is_refused_before_it_is_read() {
 fn an_endless_answer_is_cut_at_the_limit() {
     let server = Server::start(1, |stream| {
         stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").unwrap();
-        // Until the client closes the connection, which it must do soon after its limit.
+        // Until the client closes the connection.
         let mut sent = 0;
         while stream.write_all(&[b' '; 65536]).is_ok() {
             sent += 65536;
@@ -410,7 +406,6 @@ fn a_silent_or_dripping_agent_runs_into_the_time_limit() {
     for first in [&b""[..], &b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\n["[..]] {
         let server = Server::start(1, move |stream| {
             stream.write_all(first).unwrap();
-            // Sends nothing more; ends when the client closes the connection.
             assert_eq!(stream.read(&mut [0; 16]).unwrap(), 0);
         });
         let error = run(server.client().with_timeout(Duration::from_millis(50)).maps()).unwrap_err();
@@ -426,7 +421,6 @@ fn connect_errors_tell_the_cases_apart() {
     let error = run(Client::new(&missing).maps()).unwrap_err();
     assert!(error.is_unreachable());
     assert!(error.to_string().contains("no such socket") && error.to_string().contains("is wharf-agent running"));
-    // A socket without a listener.
     let stale = fresh_path();
     drop(UnixListener::bind(&stale).unwrap());
     let error = run(Client::new(&stale).maps()).unwrap_err();
@@ -442,7 +436,6 @@ const EVENT: &str = r#"{"type":"agent","time_unix_ms":1,"endpoint":7,"event":"en
 fn monitor_gives_lines_as_they_come() {
     let answer = format!("HTTP/1.1 200 OK\r\n\r\n{EVENT}\n\n{{\"type\":\"lost\",\"count\":3}}\n");
     let server = Server::start(1, move |stream| {
-        // One byte a time: lines must be assembled from any pieces.
         for byte in answer.as_bytes() {
             stream.write_all(&[*byte]).unwrap();
         }
@@ -466,7 +459,7 @@ fn monitor_refuses_what_is_no_event() {
     ] {
         let server = Server::start(1, move |stream| {
             let answer = format!("HTTP/1.1 200 OK\r\n\r\n{lines}");
-            // The client may close the connection before it has read an oversized line.
+            // The client may close the connection first.
             let _ = stream.write_all(answer.as_bytes());
         });
         let error = run(async { server.client().monitor().await.unwrap().next().await }).unwrap_err();

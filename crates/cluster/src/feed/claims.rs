@@ -1,7 +1,6 @@
-//! Addresses and CIDRs that rows claim.
+//! Claims of rows to addresses (CIDRs of full length) and CIDRs.
 //!
-//! A row owns a claim unless another row of the same or a better standing has an equal or overlapping one. An address
-//! is a CIDR of full length.
+//! A row owns a claim unless another row of the same or a better standing has an overlapping one.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,23 +13,22 @@ use ipnet::IpNet;
 /// How current a row is, best first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Standing {
-    /// Put in this snapshot or later.
+    /// Put since the snapshot began.
     Confirmed,
-    /// Its update in this snapshot or later was refused.
+    /// An update since the snapshot began was refused.
     Stale,
-    /// Not put since the snapshot began, or deleted in it.
+    /// Not put since the snapshot began, or deleted.
     Unconfirmed,
-    /// Greater than the standing of any claim; only in bounds of ranges.
+    /// Above every claim's standing; only in bounds of ranges.
     Bound,
 }
 
-/// A row's claim. The order puts a CIDR directly before the CIDRs in it, and the best claim to a CIDR first.
+/// A CIDR sorts directly before the CIDRs in it, and the best claim to a CIDR first.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Claim {
-    /// CIDR without host bits.
+    /// Without host bits.
     pub(super) net: IpNet,
     pub(super) standing: Standing,
-    /// The row's.
     pub(super) key: Arc<str>,
 }
 
@@ -40,11 +38,11 @@ impl Claim {
     }
 }
 
-/// The claims of all rows of a kind. The CIDRs of a row do not overlap.
+/// The claims of a kind. A row's CIDRs do not overlap.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Claims {
     claims: BTreeSet<Claim>,
-    /// Number of claims by family and prefix length.
+    /// Counts by family and prefix length.
     lengths: BTreeMap<(bool, u8), usize>,
 }
 
@@ -60,7 +58,7 @@ impl FromIterator<Claim> for Claims {
 }
 
 impl Claims {
-    /// Adds to `touched` the rows that may lose a claim.
+    /// Adds rows that may lose a claim to `touched`.
     pub(super) fn insert(&mut self, claim: Claim, touched: &mut BTreeSet<Arc<str>>) {
         self.touch(&claim, touched);
         let length = length_of(claim.net);
@@ -69,7 +67,7 @@ impl Claims {
         }
     }
 
-    /// Adds to `touched` the rows that may win a claim.
+    /// Adds rows that may win a claim to `touched`.
     pub(super) fn remove(&mut self, claim: &Claim, touched: &mut BTreeSet<Arc<str>>) {
         let length = length_of(claim.net);
         if self.claims.remove(claim)
@@ -83,23 +81,22 @@ impl Claims {
         self.touch(claim, touched);
     }
 
-    /// The best claim to exactly this CIDR. Only this row can own it.
+    /// The best claim to exactly this CIDR, which only its row can own.
     pub(super) fn first(&self, net: IpNet) -> Option<&Claim> {
         self.claims_to(net).next()
     }
 
-    /// The claim for which this row does not own its CIDR.
+    /// A claim that prevents the row from owning the CIDR.
     pub(super) fn blocker(&self, net: IpNet, standing: Standing, key: &str) -> Option<&Claim> {
-        // The best claim of another row is first or second.
+        // Another row's best claim is first or second.
         let best = |net| self.claims_to(net).take(2).find(|claim| &*claim.key != key);
         self.overlapping(net).filter_map(|first| best(first.net)).find(|claim| claim.standing <= standing)
     }
 
-    /// Adds the rows whose ownership depends on the claim.
     fn touch(&self, claim: &Claim, touched: &mut BTreeSet<Arc<str>>) {
         let is_as_good = |other: &&Claim| other.standing <= claim.standing;
-        // With two equal claims of at least this standing, the claim blocks no further row. This bounds the cost of
-        // many equal claims.
+        // Two equal claims of at least this standing block the same rows already. This bounds the cost of many equal
+        // claims.
         if self.claims_to(claim.net).take_while(is_as_good).nth(1).is_none() {
             touched.extend(self.overlapping(claim.net).map(|first| Arc::clone(&first.key)));
         }

@@ -2,7 +2,7 @@
 
 use super::Kind;
 
-/// Limits of a feed. They bound its memory, and a row beyond them is refused.
+/// Limits that bound a feed's memory; a row beyond them is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Nodes.
@@ -17,11 +17,11 @@ pub struct Limits {
     pub policy_bytes: usize,
     /// Labels of a row.
     pub labels: usize,
-    /// Addresses of all pods: each needs a row of the kernel's table of addresses.
+    /// Addresses of all pods: each needs a row of `IPCACHE`.
     pub addresses: usize,
     /// Addresses and pod CIDRs of all nodes, as `addresses`.
     pub node_addresses: usize,
-    /// Bytes of all rows of a kind, with their refusals. Texts, and an estimate of what holds them.
+    /// Approximate bytes of a kind's rows and refusals.
     pub bytes: usize,
 }
 
@@ -42,7 +42,6 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// Addresses and CIDRs of a kind.
     pub(super) const fn claims(&self, kind: Kind) -> usize {
         match kind {
             Kind::Pod => self.addresses,
@@ -51,7 +50,6 @@ impl Limits {
         }
     }
 
-    /// Rows of a kind.
     pub(super) const fn rows(&self, kind: Kind) -> usize {
         match kind {
             Kind::Node => self.nodes,

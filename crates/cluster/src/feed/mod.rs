@@ -4,24 +4,13 @@
 //!
 //! - A row replaces its predecessor at once, and is *confirmed*. A refused row leaves its predecessor in force, as
 //!   *stale*.
-//! - Rows that a snapshot does not confirm are removed at its end. At the start of a stream, nothing is removed before
-//!   the snapshots of all its kinds are complete.
-//! - An address or pod CIDR that rows share belongs to none of them, but a confirmed row precedes a stale row, which
-//!   precedes an unconfirmed row. What remains of the rows is in force, except a node without an address. The claim is
-//!   in force again when the conflict ends.
+//! - A snapshot's end removes rows that it does not confirm, but not before all kinds of the stream had a complete
+//!   snapshot.
+//! - Rows that share an address or pod CIDR all lose it, but a confirmed row precedes a stale row, which precedes an
+//!   unconfirmed row. The rest of the rows is in force, except a node without an address.
 //!
-//! The rows in force are a function of the accepted rows and these three states: their order has no influence. The
-//! exception is a kind with more rows or bytes than its limit, where the first ones are accepted.
-//!
-//! | file | content |
-//! |---|---|
-//! | `rows` | rows, and the checks of a single row |
-//! | `claims` | which row owns an address or a CIDR |
-//! | `table` | the rows of a kind: accepted, refused, in force |
-//! | `limits` | limits for input from outside |
-//! | `own` | rows of this node's pods, for the pods' endpoints |
-//! | `shared` | values that pods share |
-//! | `state` | the rows in force, for a restart of the agent |
+//! The rows in force depend on accepted rows and these three states, not on the order of messages. Exception: of a kind
+//! beyond its limit, the first rows are accepted.
 
 mod claims;
 mod limits;
@@ -107,7 +96,7 @@ impl Row {
     }
 }
 
-/// Identifies a row.
+/// Identity of a row.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     /// Kind.
@@ -119,18 +108,18 @@ pub struct Key {
 /// A message of the producer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A snapshot of this kind begins, also in place of one that is not complete.
+    /// A snapshot begins; it replaces an incomplete one.
     Begin(Kind),
-    /// A row, new or changed.
+    /// A new or changed row.
     Put(Row),
-    /// A row is gone.
+    /// A removed row.
     Delete(Key),
     /// The snapshot is complete.
     Complete(Kind),
 }
 
 impl Change {
-    /// Of the rows that it concerns.
+    /// Kind of the affected rows.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
@@ -141,19 +130,19 @@ impl Change {
     }
 }
 
-/// A row that is not in force as put.
+/// A row that is not wholly in force.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{} {name}: {why}", key.kind)]
 pub struct Refusal {
-    /// The row; a key that is too long is cut.
+    /// The row; a long key is cut.
     pub key: Key,
     /// For operators: a pod's namespace and name, otherwise the key.
     pub name: String,
     /// Cause.
     pub why: String,
-    /// An earlier row is in force in its place.
+    /// An earlier row is in force.
     pub stale: bool,
-    /// Another row claims the same address or CIDR; the rest of the row may be in force.
+    /// Another row claims an address or CIDR; the rest of the row may be in force.
     pub conflict: bool,
 }
 
@@ -163,18 +152,18 @@ pub enum ApplyError {
     /// The row breaks a rule. The stream continues.
     #[error(transparent)]
     Refused(#[from] Refusal),
-    /// The change is not allowed at this point of the stream. The caller closes the stream.
+    /// The change is invalid at this point. The caller closes the stream.
     #[error("{0}")]
     Protocol(String),
 }
 
-/// Rows that differ, by key; `None` for a row that is gone.
+/// Changed rows by key; `None`: removed.
 pub type Changed<R> = BTreeMap<Arc<str>, Option<Arc<R>>>;
 
-/// Differences of the rows in force. Copies share the rows.
+/// Changes of the rows in force. Copies share the rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Effects {
-    /// Any node differs.
+    /// Any node changed.
     pub nodes: bool,
     /// Without addresses in conflict.
     pub pods: Changed<FeedPod>,
@@ -185,17 +174,17 @@ pub struct Effects {
 }
 
 impl Effects {
-    /// No row differs.
+    /// No row changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         !self.nodes && self.pods.is_empty() && self.namespaces.is_empty() && self.policies.is_empty()
     }
 }
 
-/// Kinds of which every row is known.
+/// Kinds whose rows are all known.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Complete {
-    /// Every kind, with policies.
+    /// Every kind, including policies.
     pub all: bool,
     /// Namespaces.
     pub namespaces: bool,
@@ -210,9 +199,9 @@ pub struct Count {
     pub in_force: usize,
     /// Refused rows.
     pub refused: usize,
-    /// Refused rows whose predecessor is in force.
+    /// Refused rows with a predecessor in force.
     pub stale: usize,
-    /// Rows that lack an address or CIDR that another row claims, too.
+    /// Rows without an address or CIDR that another row claims.
     pub conflicts: usize,
     /// As [`Feed::is_complete`].
     pub complete: bool,
@@ -238,20 +227,20 @@ pub struct Feed {
     namespaces: Table<FeedNamespace>,
     policies: Table<FeedPolicy>,
     shared: Shared,
-    /// Kinds of the last stream.
+    /// By kind of the last stream.
     phases: BTreeMap<Kind, Phase>,
     is_open: bool,
-    /// All kinds of the last stream were complete at a time.
+    /// All kinds of the last stream were once complete.
     is_synced: bool,
-    /// Of the nodes in force at the last [`Feed::take_effects`]. No pod has such an address: pods of the host's network
+    /// Addresses of nodes in force at the last [`Feed::take_effects`]. Pods lose them: pods of the host's network share
     /// share it.
     node_addresses: BTreeSet<IpAddr>,
-    /// Pods with such an address in their row, by uid.
+    /// Pods with a node's address, by uid.
     masked: BTreeMap<Arc<str>, IpAddr>,
 }
 
 impl Feed {
-    /// Without rows. `own`: this node's name.
+    /// `own`: this node's name.
     #[must_use]
     pub fn new(own: &str, limits: Limits) -> Self {
         Self {
@@ -270,12 +259,12 @@ impl Feed {
         }
     }
 
-    /// With the unconfirmed rows of a state, except those that break the rules. All are in the next effects.
+    /// Restores a state's valid rows, unconfirmed. The next effects contain all.
     #[must_use]
     pub fn restore(own: &str, limits: Limits, state: State) -> Self {
         let mut feed = Self::new(own, limits);
         feed.nodes.restore(state.nodes, &limits);
-        // They share equal values already.
+        // The pods share equal values already.
         state.pods.iter().for_each(|pod| drop(feed.shared.pod(FeedPod::clone(pod))));
         feed.pods.restore(state.pods, &limits);
         feed.namespaces.restore(state.namespaces, &limits);
@@ -283,7 +272,7 @@ impl Feed {
         feed
     }
 
-    /// Opens a stream, also in place of an open one. Rows stay in force; all are unconfirmed. Rows of other kinds than
+    /// Opens a stream, which replaces an open one. Rows stay in force, unconfirmed. Kinds outside `kinds` do not
     /// `kinds` do not change during the stream.
     pub fn open(&mut self, kinds: BTreeSet<Kind>) {
         self.phases = kinds.into_iter().map(|kind| (kind, Phase::Waiting)).collect();
@@ -307,8 +296,7 @@ impl Feed {
         self.apply_unless(change, None)
     }
 
-    /// Refuses a row that the caller cannot read: as [`Feed::apply`], with the caller's cause. Only the row's key and
-    /// name matter.
+    /// Refuses a row that the caller cannot read. Only the row's key and name matter.
     ///
     /// # Errors
     /// Always.
@@ -374,13 +362,13 @@ impl Feed {
         Effects { nodes, pods, namespaces: self.namespaces.take(), policies: self.policies.take() }
     }
 
-    /// Refused rows, and confirmed rows in conflict with others. After the start of a stream or snapshot, a conflict is
-    /// listed when its rows are put again.
+    /// Refused rows, and confirmed rows in conflict. After a stream or snapshot starts, a conflict is listed once its
+    /// rows are put again.
     pub fn refused(&self) -> impl Iterator<Item = Refusal> {
         Kind::ALL.into_iter().flat_map(move |kind| self.refused_of(kind))
     }
 
-    /// As [`Feed::refused`], of a kind.
+    /// [`Feed::refused`], of a kind.
     pub fn refused_of(&self, kind: Kind) -> impl Iterator<Item = Refusal> {
         let masked = self.masked.iter().filter(move |_| kind == Kind::Pod).filter_map(|(uid, ip)| {
             let name = self.pods.get(uid)?.shown();
@@ -390,7 +378,7 @@ impl Feed {
         self.table(kind).refused().chain(masked)
     }
 
-    /// Namespaces whose row is refused, without an earlier row in force: their labels are not known.
+    /// Namespaces with unknown labels: the row is refused, and no earlier one is in force.
     #[must_use]
     pub fn refused_namespaces(&self) -> BTreeSet<String> {
         self.namespaces.refused_alone().map(|name| name.to_string()).collect()
@@ -405,19 +393,18 @@ impl Feed {
         counts
     }
 
-    /// The last snapshot of the last stream is complete.
+    /// The kind's last snapshot in the last stream is complete.
     #[must_use]
     pub fn is_complete(&self, kind: Kind) -> bool {
         self.phases.get(&kind) == Some(&Phase::Complete)
     }
 
-    /// Nodes in force, with this node. They follow the rules of [`Nodes`](crate::nodes::Nodes), except for their
-    /// number.
+    /// Nodes in force, including this one. Except for their number, they follow [`Nodes`](crate::nodes::Nodes).
     pub fn nodes(&self) -> impl Iterator<Item = &FeedNode> {
         self.nodes.in_force().map(|node| &**node)
     }
 
-    /// This node, if it is in force.
+    /// This node, if in force.
     #[must_use]
     pub fn own_node(&self) -> Option<&FeedNode> {
         self.nodes.get(&self.own).map(|node| &**node)
@@ -439,13 +426,13 @@ impl Feed {
         self.pods.claimant(IpNet::from(ip)).filter(|pod| pod.addresses.contains(&ip))
     }
 
-    /// The namespace has a row in force.
+    /// The namespace's row is in force.
     #[must_use]
     pub fn has_namespace(&self, name: &str) -> bool {
         self.namespaces.get(name).is_some()
     }
 
-    /// Pods in force, with this node's.
+    /// Pods in force, including this node's.
     pub fn pods_in_force(&self) -> impl Iterator<Item = &FeedPod> {
         self.pods.in_force().map(|pod| &**pod)
     }

@@ -1,4 +1,4 @@
-//! Rows of this node's pods, and which of them is the row of an endpoint's pod.
+//! Rows of this node's pods, and their match with endpoints.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -10,7 +10,7 @@ use wharf_core::{endpoint::PodRow, identity::Label, ids::PortName, policy::Named
 
 use super::FeedPod;
 
-/// Characters of the uid of an object of the Kubernetes API.
+/// Length of a Kubernetes API uid.
 const UID: usize = 36;
 
 /// A pod as its endpoint knows it.
@@ -22,7 +22,7 @@ pub struct PodRef<'a> {
     pub name: &'a str,
     /// From the runtime.
     pub uid: Option<&'a str>,
-    /// Uid of the row that the endpoint has.
+    /// Uid of the endpoint's row.
     pub row: Option<&'a str>,
 }
 
@@ -50,15 +50,15 @@ impl OwnPods {
         }
     }
 
-    /// A row of this node's pods.
+    /// A row by uid.
     #[must_use]
     pub fn get(&self, uid: &str) -> Option<&Arc<FeedPod>> {
         self.by_uid.get(uid)
     }
 
-    /// The row of a pod: by the uid of the API, else the only row with its namespace and name. A pod with a uid of the
-    /// API never has the row of its successor. An endpoint without a uid keeps its first row. The uid of a static pod
-    /// is a hash; the kubelet may give it another object, and so another row, under its name.
+    /// The row by uid, else the only row with the pod's namespace and name. A pod with an API uid never gets its
+    /// successor's row, and an endpoint without a uid keeps its first row. A static pod's uid is a hash; the kubelet
+    /// may replace its object, thus its row, under the same name.
     #[must_use]
     pub fn row_of(&self, pod: PodRef<'_>) -> Option<&Arc<FeedPod>> {
         if let Some(row) = pod.row.into_iter().chain(pod.uid).find_map(|uid| self.by_uid.get(uid)) {
@@ -109,7 +109,7 @@ mod tests {
 
     const UID_1: &str = "6f1c1f9e-3b0a-4a8e-9d57-0a4f5a0c1d2e";
     const UID_2: &str = "0b7d2c44-91aa-4f0e-8a11-5d0e6f7a8b9c";
-    /// Of a static pod, from the kubelet.
+    /// A static pod's uid.
     const HASH: &str = "4c3a1f0e9b8d7c6a5f4e3d2c1b0a9f8e";
 
     fn pod(uid: &str, name: &str) -> FeedPod {
@@ -156,7 +156,6 @@ mod tests {
         }
         let other = PodRef { namespace: "store", ..web(None, None) };
         assert_eq!(found(&one, other), None);
-        // Another object of the name: the same static pod, or a successor.
         let next = rows(&[(UID_2, "web")]);
         assert_eq!(found(&next, web(Some(HASH), Some(UID_1))).as_deref(), Some(UID_2));
         assert_eq!(found(&next, web(None, Some(UID_1))), None);

@@ -1,4 +1,4 @@
-//! Rows, and the checks of a single row.
+//! Rows, and their single checks.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,36 +21,33 @@ const MAX_OF_POD: usize = 8;
 const MAX_PORTS: usize = 256;
 /// Bytes of a key.
 pub(super) const MAX_KEY: usize = 512;
-/// Bytes of a refused text in a message.
+/// Bytes of quoted text.
 pub(super) const MAX_QUOTED: usize = 80;
-/// Bytes that hold a row or an item of a list, about.
+/// Approximate bytes that hold a row or list item.
 const OVERHEAD: usize = 64;
 
-/// Values by key, without source.
 pub(super) type Labels = BTreeMap<String, String>;
-/// Numbers by protocol and name.
 pub(super) type NamedPorts = BTreeMap<(Protocol, String), u16>;
 
-/// A node; its key is the name.
+/// A node, by name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeedNode {
     /// Unique.
     pub name: String,
-    /// Of the node's object.
+    /// Uid of the node's object.
     pub uid: String,
     /// Where other nodes reach it, best first; at least one.
     pub addresses: Vec<IpAddr>,
-    /// Addresses of its containers are in these.
+    /// Contain its containers' addresses.
     pub pod_cidrs: Vec<IpNet>,
-    /// Addresses of the node's health endpoint. Not compared with other rows. Those outside the pod CIDRs in force have
-    /// no effect.
+    /// Not compared with other rows. Those outside the pod CIDRs in force have no effect.
     pub health_addresses: Vec<IpAddr>,
-    /// The gateways of its containers, as `health_addresses`. A file of an earlier version has none.
+    /// Gateways of containers, as `health_addresses`. Absent in older files.
     #[serde(default)]
     pub router_addresses: Vec<IpAddr>,
 }
 
-/// Without the health and router addresses that are in none of its pod CIDRs: they may be another's.
+/// Omits health and router addresses outside the pod CIDRs, which other nodes may have.
 impl From<&FeedNode> for NodeRow {
     fn from(node: &FeedNode) -> Self {
         let inside = |addresses: &[IpAddr]| -> Vec<IpAddr> {
@@ -66,7 +63,7 @@ impl From<&FeedNode> for NodeRow {
     }
 }
 
-/// A pod; its key is the uid. In a feed, pods share equal namespaces, nodes, labels and ports.
+/// A pod, by uid. Pods of a feed share equal namespaces, nodes, labels and ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FeedPod {
     /// Unique.
@@ -77,11 +74,11 @@ pub struct FeedPod {
     pub name: Arc<str>,
     /// May be empty.
     pub addresses: Arc<[IpAddr]>,
-    /// Name of the node that runs it.
+    /// The node's name.
     pub node: Arc<str>,
     /// Without source.
     pub labels: Arc<BTreeMap<String, String>>,
-    /// Numbers by protocol and name.
+    /// Port numbers by protocol and name.
     pub named_ports: Arc<BTreeMap<(Protocol, String), u16>>,
 }
 
@@ -93,7 +90,7 @@ impl FeedPod {
     }
 }
 
-/// A namespace; its key is the name.
+/// A namespace, by name.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FeedNamespace {
     /// Unique.
@@ -107,23 +104,22 @@ pub struct FeedNamespace {
 pub struct FeedPolicy {
     /// The producer's, for example `NetworkPolicy default/web`.
     pub key: String,
-    /// The document; not parsed here.
+    /// Not parsed here.
     pub text: String,
 }
 
-/// Operations of a table on a row.
 pub(super) trait FeedRow: Clone + PartialEq {
     const KIND: Kind;
 
     /// May break the rules.
     fn key(&self) -> &str;
 
-    /// The key, shared with the row if that holds it so.
+    /// The key, shared with the row if possible.
     fn shared_key(&self) -> Arc<str> {
         self.key().into()
     }
 
-    /// Replaces the key by an equal one, if the row can share it.
+    /// Shares an equal key, if the row can.
     fn share_key(&mut self, _key: &Arc<str>) {}
 
     /// Name for operators, bounded and without control characters.
@@ -131,23 +127,23 @@ pub(super) trait FeedRow: Clone + PartialEq {
         shown(self.key())
     }
 
-    /// Bytes, about.
+    /// Approximate bytes.
     fn size(&self) -> usize;
 
-    /// Checks the row without other rows. The error is the broken rule.
+    /// Checks the row alone. The error is the broken rule.
     fn check(&self, limits: &Limits) -> Result<(), String>;
 
-    /// With implied values.
+    /// Adds implied values.
     fn normalized(self: Arc<Self>) -> Arc<Self> {
         self
     }
 
-    /// Addresses and CIDRs that no other row may have. They do not overlap.
+    /// Addresses and CIDRs that only one row may have. They do not overlap.
     fn claims(&self) -> Vec<IpNet> {
         Vec::new()
     }
 
-    /// The row without the claims that it does not own; `None` if the rest is no row.
+    /// The row without claims of other rows; `None` if the rest is invalid.
     fn reduced(&self, _owns: &dyn Fn(&IpNet) -> bool) -> Option<Self> {
         Some(self.clone())
     }
@@ -321,7 +317,7 @@ fn check_name(what: &str, name: &str) -> Result<(), String> {
     name_problem(what, name).map_or(Ok(()), Err)
 }
 
-/// The name is a value of a label, too.
+/// The name is also a label value.
 fn check_namespace(name: &str) -> Result<(), String> {
     if is_qualified(name) {
         return Ok(());
@@ -359,7 +355,7 @@ fn check_labels(labels: &Labels, limits: &Limits) -> Result<(), String> {
     Ok(())
 }
 
-/// Kubernetes: a name, optionally after a DNS name and `/`.
+/// A name, optionally after a DNS name and `/`.
 fn is_label_key(text: &str) -> bool {
     match text.split_once('/') {
         Some((prefix, name)) => prefix.len() <= MAX_NAME && prefix.split('.').all(is_dns_part) && is_qualified(name),
@@ -380,12 +376,11 @@ fn is_qualified(text: &str) -> bool {
     bytes.len() <= 63 && bytes.iter().all(allowed) && end(bytes.first()) && end(bytes.last())
 }
 
-/// Text for operators.
 fn shown(text: &str) -> String {
     clip(text, MAX_NAME).replace(char::is_control, "\u{fffd}")
 }
 
-/// The text, or at most `most` bytes of it and `…`, which is in no valid key.
+/// At most `most` bytes, then `…`, which is in no valid key.
 pub(super) fn clip(text: &str, most: usize) -> String {
     if text.len() <= most {
         return text.to_owned();

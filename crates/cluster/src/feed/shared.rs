@@ -1,24 +1,24 @@
-//! Values that rows of pods share: a cluster has many pods with equal labels, on one node, in one namespace.
+//! Values that pods share: many have equal labels, nodes and namespaces.
 
 use std::{collections::HashSet, hash::Hash, sync::Arc};
 
 use super::rows::{FeedPod, Labels, NamedPorts, size_of_labels, size_of_ports};
 
-/// Values of a kind without a removal of unused ones.
+/// Unused values that need no cleanup.
 const MIN_SHARED: usize = 1_024;
-/// Bytes of a value that is shared: refused rows leave theirs for a time.
+/// Bytes of a shared value: values of refused rows stay for a time.
 const MAX_SHARED: usize = 4_096;
 
 /// Each value once.
 #[derive(Debug, Clone, Default)]
 struct Values<V> {
     all: HashSet<V>,
-    /// Values after the last removal of unused ones.
+    /// Count after the last cleanup.
     used: usize,
 }
 
 impl<T: ?Sized + Eq + Hash> Values<Arc<T>> {
-    /// `size`: bytes, about.
+    /// `size`: approximate bytes.
     fn share(&mut self, value: impl AsRef<T> + Into<Arc<T>>, size: usize) -> Arc<T> {
         if let Some(known) = self.all.get(value.as_ref()) {
             return Arc::clone(known);
@@ -35,17 +35,16 @@ impl<T: ?Sized + Eq + Hash> Values<Arc<T>> {
     }
 }
 
-/// The values of all pods.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Shared {
-    /// Of namespaces and nodes.
+    /// Namespaces and nodes.
     names: Values<Arc<str>>,
     labels: Values<Arc<Labels>>,
     ports: Values<Arc<NamedPorts>>,
 }
 
 impl Shared {
-    /// The pod with values of earlier pods in place of equal ones.
+    /// Replaces values by earlier equal ones.
     pub(super) fn pod(&mut self, pod: FeedPod) -> FeedPod {
         FeedPod {
             namespace: self.name(pod.namespace),

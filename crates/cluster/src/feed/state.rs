@@ -1,5 +1,4 @@
-//! The rows in force, for a restart of the agent. In a file, nodes precede the other rows, so that the agent can read
-//! them alone. Each set of labels is there once, and pods have its index.
+//! The rows in force, for a restart. In a file, nodes come first, to be readable alone; label sets are stored once.
 
 use std::{borrow::Cow, collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -10,7 +9,7 @@ use super::{
     shared::Shared,
 };
 
-/// The rows in force. Copies share the rows.
+/// Copies share the rows.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct State {
     pub(super) nodes: Vec<Arc<FeedNode>>,
@@ -26,13 +25,13 @@ impl State {
         &self.nodes
     }
 
-    /// With these nodes.
+    /// With other nodes.
     #[must_use]
     pub fn with_nodes(self, nodes: Vec<Arc<FeedNode>>) -> Self {
         Self { nodes, ..self }
     }
 
-    /// The rows of the other kinds, to be written.
+    /// The rows of other kinds, to serialize.
     #[must_use]
     pub const fn rest(&self) -> Rest<'_> {
         Rest(self)
@@ -45,11 +44,10 @@ impl State {
     }
 }
 
-/// The rows of a state that are no nodes. [`State`] reads them.
+/// The rows of a state without nodes. [`State`] deserializes them.
 #[derive(Debug, Clone, Copy)]
 pub struct Rest<'a>(&'a State);
 
-/// [`Rest`] as it is written.
 #[derive(Serialize)]
 struct Written<'a> {
     label_sets: &'a [&'a Labels],
@@ -58,19 +56,18 @@ struct Written<'a> {
     policies: &'a [Arc<FeedPolicy>],
 }
 
-/// Pods, and the index of each pod's labels.
+/// Pods, and indices of their labels.
 struct Pods<'a>(&'a [Arc<FeedPod>], &'a [usize]);
 
-/// A state as it is read.
 #[derive(Deserialize)]
 struct Read<'a> {
-    /// In a file of an earlier version.
+    /// In older files.
     #[serde(default)]
     nodes: Vec<Arc<FeedNode>>,
-    /// Absent in a file of an earlier version.
+    /// Absent in older files.
     #[serde(default)]
     label_sets: Vec<Arc<Labels>>,
-    // Required: a document without them has not every row.
+    // Required: an incomplete document is an error.
     #[serde(borrow)]
     pods: Vec<Pod<'a>>,
     namespaces: Vec<Arc<FeedNamespace>>,
@@ -90,7 +87,7 @@ struct Pod<'a> {
     node: Cow<'a, str>,
     /// Index of the labels.
     label_set: Option<usize>,
-    /// In place of the index, in a file of an earlier version.
+    /// In older files, in place of the index.
     #[serde(skip_serializing)]
     labels: Option<Arc<Labels>>,
     #[serde(default, skip_serializing_if = "is_empty", with = "port_list")]
@@ -101,7 +98,7 @@ fn is_empty(ports: &Arc<NamedPorts>) -> bool {
     ports.is_empty()
 }
 
-/// A list, because keys of JSON are texts.
+/// A list, because JSON keys are strings.
 mod port_list {
     use wharf_core::nat::Protocol;
 
@@ -164,7 +161,8 @@ impl<'a> Pod<'a> {
         }
     }
 
-    /// The error: the file is damaged.
+    /// # Errors
+    /// The file is damaged.
     fn row(self, label_sets: &[Arc<Labels>], shared: &mut Shared) -> Result<FeedPod, String> {
         let labels = match (self.label_set, self.labels) {
             (Some(index), None) => label_sets.get(index).cloned(),

@@ -13,14 +13,13 @@ use super::{
     rows::{FeedRow, MAX_KEY, clip},
 };
 
-/// Bytes of a caller's cause.
+/// Bytes of a cause.
 const MAX_CAUSE: usize = 1_024;
-/// Bytes of the cause of a refusal that is beyond [`Limits::bytes`].
+/// Bytes of a cause beyond [`Limits::bytes`].
 const MAX_CAUSE_BEYOND: usize = 64;
 /// Refusals of a kind without an earlier row.
 const MAX_REFUSED: usize = 16_384;
 
-/// A refused row; its content is not kept.
 #[derive(Debug, Clone)]
 struct Refused {
     name: String,
@@ -29,14 +28,12 @@ struct Refused {
     confirmed: bool,
 }
 
-/// State of a key.
 #[derive(Debug, Clone)]
 struct Entry<R> {
-    /// The last accepted row.
     row: Option<Arc<R>>,
-    /// The end of the snapshot does not remove the entry.
+    /// The end of the snapshot keeps the entry.
     confirmed: bool,
-    /// Put after the row.
+    /// Newer than `row`.
     refused: Option<Box<Refused>>,
 }
 
@@ -58,7 +55,6 @@ impl<R: FeedRow> Entry<R> {
         self.row.as_ref().map_or(0, |row| row.size()) + refused
     }
 
-    /// Number of its claims.
     fn claimed(&self) -> usize {
         self.row.as_ref().map_or(0, |row| row.claims().len())
     }
@@ -76,7 +72,6 @@ impl<R: FeedRow> Entry<R> {
     }
 }
 
-/// The rows of a kind.
 #[derive(Debug, Clone)]
 pub(super) struct Table<R> {
     limit: usize,
@@ -87,24 +82,19 @@ pub(super) struct Table<R> {
     claims: Claims,
     /// Entries with a refusal, or with a row that is not wholly in force.
     listed: BTreeSet<Arc<str>>,
-    /// Rows in force at the last [`Table::take`], by keys that have changed since.
+    /// Rows in force at the last [`Table::take`], by changed key.
     before: BTreeMap<Arc<str>, Option<Arc<R>>>,
-    /// Number of confirmed rows.
     confirmed: usize,
-    /// Number of entries without a row.
     without_row: usize,
-    /// Of all entries.
     bytes: usize,
-    /// Number of the claims of all entries.
     claimed: usize,
 }
 
-/// The operations that are the same for every kind.
 pub(super) trait Rows {
-    /// Removes a row and its refusal: at once, or at the end of the snapshot.
+    /// Removes a row and its refusal: now, or at the end of the snapshot.
     fn delete(&mut self, key: &str, at_once: bool);
 
-    /// Begins a snapshot: the rows in force stay in force, unconfirmed.
+    /// Begins a snapshot: rows stay in force, unconfirmed.
     fn unconfirm(&mut self);
 
     /// Ends a snapshot: removes unconfirmed rows and refusals.
@@ -133,7 +123,7 @@ impl<R: FeedRow> Table<R> {
         }
     }
 
-    /// Puts unconfirmed rows in force, except those that break the rules.
+    /// Puts the valid rows in force, unconfirmed.
     pub(super) fn restore(&mut self, rows: Vec<Arc<R>>, limits: &Limits) {
         for row in rows {
             let has_place = self.entries.len() < self.most_rows() && self.is_beyond(0, 0, &row).is_none();
@@ -148,14 +138,14 @@ impl<R: FeedRow> Table<R> {
                 }
             }
         }
-        // At once, without a look at the neighbours of each claim.
+        // In bulk, without a look at the neighbours of each claim.
         self.claims = self.entries.iter().flat_map(|(key, entry)| entry.claims(key)).collect();
         for key in self.entries.keys().cloned().collect::<Vec<_>>() {
             self.resolve(&key);
         }
     }
 
-    /// Accepts a row, or keeps its refusal. `unreadable`: the caller's cause to refuse it.
+    /// Accepts a row, or keeps its refusal. `unreadable`: the caller's cause.
     pub(super) fn put(&mut self, mut row: R, unreadable: Option<String>, limits: &Limits) -> Result<(), Refusal> {
         let text = clip(row.key(), MAX_KEY);
         let old = self.entries.get_key_value(text.as_str());
@@ -189,7 +179,7 @@ impl<R: FeedRow> Table<R> {
         };
         let name = row.shown();
         if is_known || self.without_row < self.most_refused() {
-            // A row beyond the limit does not outlast the snapshot; its refusal does.
+            // A row beyond the limit ends with the snapshot, but its refusal stays.
             let confirmed = fits || old_row.is_none();
             let most = if self.bytes < self.most_bytes { MAX_CAUSE } else { MAX_CAUSE_BEYOND };
             let refused = Some(Box::new(Refused { name: name.clone(), why: clip(&why, most), confirmed: true }));
@@ -199,7 +189,7 @@ impl<R: FeedRow> Table<R> {
         Err(Refusal { key: Key { kind: R::KIND, key: text }, name, why, stale, conflict: false })
     }
 
-    /// Rows in force that changed since the last call; `None` for a row that is gone.
+    /// Changes of the rows in force since the last call; `None`: removed.
     pub(super) fn take(&mut self) -> Changed<R> {
         let changed = std::mem::take(&mut self.before).into_keys();
         changed.map(|key| (Arc::clone(&key), self.in_force.get(&key).cloned())).collect()
@@ -213,22 +203,22 @@ impl<R: FeedRow> Table<R> {
         self.in_force.get(key)
     }
 
-    /// Keys of listed rows of which nothing is in force.
+    /// Listed keys without a row in force.
     pub(super) fn refused_alone(&self) -> impl Iterator<Item = &Arc<str>> {
         self.listed.iter().filter(|key| !self.in_force.contains_key(*key))
     }
 
-    /// The row with the best claim to exactly this CIDR; it may be in conflict.
+    /// The row with the best claim to this CIDR; it may be in conflict.
     pub(super) fn claimant(&self, net: IpNet) -> Option<&Arc<R>> {
         self.get(&self.claims.first(net)?.key)
     }
 
-    /// Rows, confirmed or not, during a snapshot that replaces all.
+    /// Twice the limit, for a snapshot that replaces all.
     fn most_rows(&self) -> usize {
         self.limit.saturating_mul(2)
     }
 
-    /// Why the row does not fit in place of one of this size and number of claims.
+    /// Why the row does not fit in place of another.
     fn is_beyond(&self, old_size: usize, old_claims: usize, row: &R) -> Option<String> {
         let Self { bytes, most_bytes, claimed, most_claims, .. } = self;
         if bytes - old_size + row.size() > *most_bytes {
@@ -274,7 +264,7 @@ impl<R: FeedRow> Table<R> {
         }
     }
 
-    /// Puts an entry in force, without the claims that it does not own.
+    /// Puts an entry's owned parts in force.
     fn resolve(&mut self, key: &Arc<str>) {
         let mut now = None;
         let mut is_listed = false;
@@ -337,7 +327,7 @@ impl<R: FeedRow> Rows for Table<R> {
         self.replace(&key, (!at_once).then_some(entry));
     }
 
-    /// Drops the claims that are not in force: with one standing for all rows, they would block claims in force.
+    /// Drops claims that are not in force: with one standing for all rows, they would block claims in force.
     fn unconfirm(&mut self) {
         let Self { entries, in_force, claims, listed, .. } = self;
         listed.clear();
@@ -385,7 +375,6 @@ impl<R: FeedRow> Rows for Table<R> {
     }
 }
 
-/// An address without a prefix length.
 fn shown(net: IpNet) -> String {
     if net.prefix_len() == net.max_prefix_len() { net.addr().to_string() } else { net.to_string() }
 }

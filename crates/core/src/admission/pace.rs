@@ -49,7 +49,6 @@ impl Pace {
         }
     }
 
-    /// Counts the end of one of `at_once` operations.
     pub(super) fn on_end(&mut self, now_ms: u64, at_once: u32) {
         let Some(since_ms) = self.watched_ms else { return };
         self.watched_us = self.watched_us.saturating_add(micros(since_ms, now_ms));

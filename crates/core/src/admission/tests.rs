@@ -281,7 +281,6 @@ fn any_op() -> impl Strategy<Value = Op> {
 }
 
 proptest! {
-    /// After any history: counts are right, bounds hold, an idle node refuses no create.
     #[test]
     fn an_idle_node_never_refuses(ops in prop::collection::vec(any_op(), 1..300), most_waiting in 0u32..20) {
         let config = AdmissionConfig { most_waiting, ..AdmissionConfig::default() };

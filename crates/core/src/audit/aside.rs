@@ -12,7 +12,6 @@ use crate::{
 const QUEUE_AGE_MS: u64 = 60_000;
 
 impl Auditor<'_> {
-    /// Resting addresses that are leased, or in no pool.
     pub(super) fn rests(&self, findings: &mut Vec<AuditFinding>) {
         for rest in &self.view.snapshot.resting {
             let problem = if let Some(lease) = self.leases.get(&rest.ip) {
@@ -66,7 +65,6 @@ impl Auditor<'_> {
         rows.map(|r| r.address).collect()
     }
 
-    /// From leases of the addresses or the link's mark.
     fn owner_aside(&self, id: EndpointId, addresses: &[IpAddr]) -> Option<String> {
         let mut leases = addresses.iter().filter_map(|ip| self.leases.get(ip));
         let holder = leases.find(|l| matches!(l.owner, LeaseOwner::Attachment { .. }));

@@ -37,7 +37,6 @@ impl Auditor<'_> {
                 }
                 continue;
             }
-            // Only the mark or an open intent proves ownership.
             let intended = self.view.snapshot.intents.iter().any(|(of, e, _)| *of == id && low_half(*e) == epoch);
             let marked = link.alias.as_deref().is_some_and(|alias| alias.starts_with(&format!("wharf:{id}:")));
             let ours = IfName::parse(&link.name).ok().filter(|_| intended || marked);

@@ -14,7 +14,6 @@ use crate::{
 };
 
 impl Auditor<'_> {
-    /// Unless the node's problems list them.
     pub(super) fn missing_pool_routes(&self, findings: &mut Vec<AuditFinding>) {
         for cidr in self.view.pool_cidrs {
             let wanted = RouteRow { destination: *cidr, ifindex: None };

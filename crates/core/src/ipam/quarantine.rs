@@ -1,8 +1,6 @@
-//! Quarantine of released addresses.
-//!
-//! An address is free after its rest, once checks find no reference on the node. The caller checks and reports with
-//! [`Ipam::wake`] or [`Ipam::block`]. Without free addresses a rest may end early ([`Ipam::early`]), but never without
-//! checks.
+//! Quarantine: a released address is free after its rest, once checks find no reference on the node. The caller checks
+//! and reports with [`Ipam::wake`] or [`Ipam::block`]. Without free addresses a rest may end early ([`Ipam::early`]),
+//! but never without checks.
 
 use std::net::IpAddr;
 

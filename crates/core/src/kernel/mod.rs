@@ -1,7 +1,6 @@
-//! The kernel interface, in domain terms.
-//!
-//! `ensure_*` is idempotent, `remove_*` succeeds without the object, `observe_*` and `dump` change nothing. The caller
-//! bounds every call in time. `wharf-datapath` has the implementation and the fake; one contract test covers both.
+//! The kernel interface: `ensure_*` is idempotent, `remove_*` succeeds without the object, `observe_*` and `dump`
+//! change nothing. The caller bounds every call in time. `wharf-datapath` has the implementation and the fake; one
+//! contract test covers both.
 
 mod objects;
 
@@ -231,8 +230,7 @@ pub trait NatKernel: Send + Sync + 'static {
     /// Repair. Skips entries written since the agent's start.
     async fn remove_nat_entry(&self, entry: &NatEntry) -> Result<()>;
 
-    /// Removes conntrack entries in one pass; returns their number. A DEL never waits for it; an ADD only for a port or
-    /// an address that is about to be free.
+    /// Removes conntrack entries in one pass; returns their number.
     async fn remove_connections(&self, ips: &[IpAddr]) -> Result<u64>;
 
     /// Ends the proxies' connections with deleted clients; returns their number. One pass over the TCP sockets.

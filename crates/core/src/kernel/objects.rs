@@ -101,8 +101,7 @@ impl NodeSpec {
         now.chain(self.former_routers.iter().copied()).collect()
     }
 
-    /// The network between the nodes carries less than IPv6 packets of containers need over IPv6, where the kernel does
-    /// not fragment encapsulated packets.
+    /// Reports an MTU that is too small for IPv6 in the overlay over IPv6: there the kernel does not fragment packets.
     #[must_use]
     pub fn overlay_mtu_problem(&self) -> Option<NodeProblem> {
         let is_over_ipv6 = |peer: &PeerRoute| matches!(peer.via, NextHop::Overlay { remote, .. } if remote.is_ipv6());
@@ -185,8 +184,8 @@ impl OverlaySpec {
         Self::HEADERS + if over_ipv6 { 40 } else { 20 }
     }
 
-    /// What remains of the MTU between the nodes, bytes. At least what IPv6 needs: over IPv4, a longer packet is then
-    /// sent in fragments; over IPv6, see [`NodeSpec::overlay_mtu_problem`]. One value for all nodes, because the kernel
+    /// MTU inside the overlay, bytes, at least [`MIN_MTU`]. If `underlay` is too small for it, packets are fragmented
+    /// over IPv4 and lost over IPv6 ([`NodeSpec::overlay_mtu_problem`]). One value for all nodes, because the kernel
     /// forwards IPv6 by the interface's MTU, not the route's.
     #[must_use]
     pub const fn mtu_within(underlay: u32, over_ipv6: bool) -> u32 {

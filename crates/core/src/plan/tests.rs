@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 use super::*;
 use crate::fixtures::record;
 
-/// Least patience of a runtime.
 const RUNTIME_PATIENCE_MS: u64 = 30_000;
 
 fn lines<T: fmt::Display>(steps: impl IntoIterator<Item = T>) -> String {

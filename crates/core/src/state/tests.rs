@@ -280,7 +280,6 @@ proptest! {
         }
     }
 
-    /// A requested build is owed or running, and queued if the actions are obeyed.
     #[test]
     fn an_owed_build_is_never_forgotten(start in any_start(), events in any_events()) {
         // Outstanding builds, independent of the state machine.

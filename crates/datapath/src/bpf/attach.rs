@@ -1,7 +1,6 @@
-//! Attachment of an endpoint's programs, or of the sink, to an interface's hooks.
-//!
-//! After a change of attach mode, programs are attached before the other mode's are detached. On a hook with both, only
-//! tcx runs: Wharf's programs always return a final verdict.
+//! Attachment of an endpoint's programs, or of the sink, to an interface's hooks. After a change of attach mode,
+//! programs are attached before the other mode's are detached. On a hook with both, only tcx runs: Wharf's programs
+//! always return a final verdict.
 
 use std::{borrow::Cow, fs, io, path::Path};
 
@@ -31,7 +30,6 @@ const DETACH: &str = "detach programs";
 #[derive(Clone, Copy)]
 pub(super) struct Hook {
     pub(super) attach: TcAttachType,
-    /// Also its pin's name.
     pub(super) program: &'static str,
     /// Pin name of the tcx link.
     pub(super) link: &'static str,
@@ -74,7 +72,7 @@ pub(crate) fn present(link: &LinkRef) -> Result<bool> {
     Ok(here(link)?.is_some())
 }
 
-/// Under its current name. Wharf's links are identified by name, others by index.
+/// Under its current name. Other plugins' links are identified by index.
 fn here(link: &LinkRef) -> Result<Option<Cow<'_, LinkRef>>> {
     if link.owner.is_wharf() {
         let index = index_of(link.host_ifname.as_str())?;
@@ -83,7 +81,7 @@ fn here(link: &LinkRef) -> Result<Option<Cow<'_, LinkRef>>> {
     }
     let Some(index) = link.host_ifindex else { return Ok(None) };
     let name = match if_indextoname(index.0) {
-        // nix takes a null pointer for an empty name.
+        // nix returns an empty name for a null pointer.
         Ok(name) if !name.is_empty() => name.to_string_lossy().into_owned(),
         Ok(_) | Err(Errno::ENODEV | Errno::ENXIO) => return Ok(None),
         Err(e) => return Err(wrap("look up link", format!("index {index}"), &io::Error::from(e))),
@@ -104,7 +102,7 @@ pub(super) fn gone(operation: &'static str, subject: String) -> KernelError {
     fail(operation, subject, KernelErrorKind::NotFound, "the interface is gone, or its index is another's")
 }
 
-/// Returns whether every hook had programs.
+/// Whether every hook had programs.
 fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
     let ifname = link.host_ifname.as_str();
     let mut replaced = true;
@@ -125,7 +123,7 @@ fn ensure_tcx(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassi
     Ok(replaced || filtered)
 }
 
-/// Returns whether every hook had programs.
+/// Whether every hook had programs.
 fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedClassifier)]) -> Result<bool> {
     let mut linked = 0;
     for (hook, program) in &mut *programs {
@@ -149,12 +147,10 @@ fn ensure_clsact(tree: &PinTree, link: &LinkRef, programs: &mut [(Hook, SchedCla
     Ok(filtered || linked == HOOKS.len())
 }
 
-/// So that the programs replace the sink.
 fn reopen_closed(tree: &PinTree, link: &LinkRef) -> Result<()> {
     let closing = tree.closing(&link.host_ifname);
     let names = pins::names(&closing)?;
     if names.is_empty() {
-        // An empty directory remains after a crash.
         return pins::remove_dir(&closing);
     }
     for hook in HOOKS.into_iter().filter(|hook| names.iter().any(|n| n == hook.link)) {
@@ -193,15 +189,14 @@ impl Bpf {
             AttachMode::Clsact => self.sink_clsact(&mut sink, link),
         };
         match done {
-            // The interface is gone, or is being removed with its namespace.
+            // The interface is gone, or goes with its namespace.
             Err(e) if e.kind == KernelErrorKind::NotFound => Ok(()),
             Err(e) => Err(KernelError { operation: DETACH, ..e }),
             Ok(()) => Ok(()),
         }
     }
 
-    /// Another plugin's link gets filters: unlike a pinned tcx link, a filter with the sink goes when the plugin
-    /// removes the link.
+    /// Another plugin's link gets filters, which the kernel removes with the link.
     pub(super) fn mode_of(&self, owner: LinkOwner) -> AttachMode {
         match owner {
             LinkOwner::Wharf => self.mode,
@@ -209,7 +204,7 @@ impl Bpf {
         }
     }
 
-    /// From another plugin's link. A link found closed is closed again.
+    /// A plugin's link that was found closed is closed again.
     pub(crate) fn restore(&self, link: &LinkRef) -> Result<()> {
         let LinkOwner::Plugin { hooks } = link.owner else { return Ok(()) };
         let Some(link) = &here(link)? else { return Ok(()) };
@@ -224,7 +219,7 @@ impl Bpf {
         if let Err(e) = fs::create_dir(&closing)
             && e.kind() != io::ErrorKind::AlreadyExists
         {
-            // Never `NotFound`: to the caller, the interface would be gone.
+            // Never `NotFound`, by which the caller would take the interface for gone.
             return Err(KernelError {
                 kind: KernelErrorKind::Other,
                 ..wrap("make pin directory", closing.display().to_string(), &e)
@@ -290,7 +285,6 @@ impl Bpf {
         self.forget_closed_dir(&closing)
     }
 
-    /// Also other ABI versions' pins of the link's endpoint.
     pub(crate) fn forget_closed(&self, link: &LinkRef) -> Result<()> {
         self.forget_closed_dir(&self.pins.closing(&link.host_ifname))?;
         self.forget_elsewhere(link.id)
@@ -304,7 +298,7 @@ impl Bpf {
         pins::remove_dir(closing)
     }
 
-    /// At start: closed links may have vanished while no agent ran.
+    /// Closed links may have vanished while no agent ran.
     pub(super) fn sweep_closed(&self) -> Result<()> {
         for name in pins::names(&self.pins.closing_dir())? {
             if index_of(&name)?.is_none() {

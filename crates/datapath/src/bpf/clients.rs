@@ -1,7 +1,6 @@
-//! `PROXY_USE`: limits of the connections that client endpoints have open to the node's proxies.
-//!
-//! The programs and this process each write one word of a row. An update through the kernel would write both, so the
-//! map is mapped into memory (`BPF_F_MMAPABLE`, Linux 5.5).
+//! `PROXY_USE`: limits of the connections that client endpoints have open to the node's proxies. The programs and this
+//! process each write one word of a row, so the map is mapped into memory (`BPF_F_MMAPABLE`, Linux 5.5): an update
+//! through the kernel would write both.
 
 use std::{
     collections::HashMap,
@@ -22,8 +21,8 @@ use wharf_core::{flow::ProxyClients, ids::EndpointId, kernel::Result};
 use super::{Bpf, flows::now};
 use crate::{error::wrap, netlink::sockets};
 
-/// Ticks (about a second each) for which limits are enforced after a count: longer than the agent's longest interval of
-/// counts, and short, because no place becomes free while no agent counts.
+/// Ticks (about a second each) for which limits hold after a count: longer than the agent's interval of counts, and
+/// short, because no place becomes free while no agent counts.
 const HOLDS: u32 = 4;
 
 impl Bpf {
@@ -33,7 +32,6 @@ impl Bpf {
         Ok(uses.get(&0, 0).map_err(|e| wrap("read map", map::PROXY_USE, &e))?.opened)
     }
 
-    /// Counts each endpoint's open connections to the proxies, and limits them to `share`.
     pub(crate) fn limit_proxy_clients(&self, share: u32) -> Result<ProxyClients> {
         let rows = Rows::of(&self.held_data(map::PROXY_USE)?)?;
         // Before the count: connections opened in between count twice until the next count.
@@ -65,7 +63,6 @@ impl Bpf {
     }
 }
 
-/// [`ProxyUse`] in memory shared with the programs.
 #[repr(C)]
 struct Row {
     opened: AtomicU32,

@@ -1,7 +1,5 @@
-//! Attachment by filters on the `clsact` qdisc, the default (docs/attach-modes.md).
-//!
-//! A filter is removed with its interface, so it needs no pin. The qdisc may be shared. A filter is Wharf's if kind,
-//! priority, protocol, handle and name match; others are never changed.
+//! Attachment by filters on the `clsact` qdisc, the default (docs/attach-modes.md). The kernel removes a filter with
+//! its interface. A filter is Wharf's if kind, priority, protocol, handle and name match; others are never changed.
 
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -28,13 +26,11 @@ use crate::{
 
 const RELEASE: &str = "remove filters";
 
-/// The first on the hook.
 const PRIORITY: u32 = 1;
 /// `ETH_P_ALL` of `linux/if_ether.h`.
 const ALL_PROTOCOLS: u16 = 3;
-/// Handles that the kernel or people choose are small.
+/// Usual handles are small.
 const HANDLE: u32 = 0x7768_0001;
-/// Shown by `tc filter show`.
 const NAME_PREFIX: &str = wharf_names::attached::FILTER_PREFIX;
 const BPF: &str = "bpf";
 const CLSACT: &str = "clsact";
@@ -58,7 +54,7 @@ fn owner(link: &LinkRef) -> String {
     format!(":{}:{}", link.id, link.epoch)
 }
 
-/// Attaches or replaces the filters. Returns whether all existed. `NotFound` only when the interface is gone;
+/// Returns whether all filters existed. `NotFound` only when the interface is gone; `Conflict` for a foreign filter or
 /// `Conflict` for a foreign filter or qdisc.
 pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     let mut device = Device::open(ifname)?.ok_or_else(|| gone(ATTACH, ifname.to_owned()))?;
@@ -90,7 +86,7 @@ pub(super) fn program(connection: &mut Connection, index: IfIndex, hook: TcAttac
     Ok(filters.ours().and_then(|f| f.program))
 }
 
-/// Removes Wharf's filters, and an empty qdisc. Returns whether every hook had a filter.
+/// Also removes an empty qdisc. Returns whether every hook had a filter.
 pub(super) fn release(ifname: &str) -> Result<bool> {
     let Some(mut device) = Device::open(ifname)? else { return Ok(false) };
     let mut ours = Vec::with_capacity(HOOKS.len());
@@ -118,7 +114,7 @@ pub(super) fn release(ifname: &str) -> Result<bool> {
     Ok(everywhere)
 }
 
-/// From another plugin's link; with `bare` also an empty qdisc.
+/// On another plugin's link. `bare`: removes an empty qdisc.
 pub(super) fn restore(link: &LinkRef, bare: bool) -> Result<()> {
     let owner = owner(link);
     remove_all(link.host_ifname.as_str(), |filter| filter.name.ends_with(&owner), bare)
@@ -166,7 +162,7 @@ fn remove_all(ifname: &str, wanted: impl Fn(&Filter) -> bool, bare: bool) -> Res
     Ok(())
 }
 
-/// On another plugin's link. A qdisc `ingress` counts as clsact.
+/// A qdisc `ingress` counts as clsact.
 pub(crate) fn found(connection: &mut Connection, index: IfIndex) -> Result<HooksFound> {
     Ok(match owner_on(connection, index)? {
         Some(_) => HooksFound::Closed,
@@ -185,7 +181,7 @@ fn is_there(connection: &mut Connection, index: IfIndex) -> Result<bool> {
     }
 }
 
-/// From the names of Wharf's filters; zeros where they name none.
+/// From the filters' names; zeros where they name none.
 pub(crate) fn owner_on(connection: &mut Connection, index: IfIndex) -> Result<Option<(u16, Epoch)>> {
     for hook in HOOKS {
         if let Some(filter) = filters(connection, index.0.cast_signed(), hook.attach, &index.to_string())?.ours() {
@@ -205,9 +201,9 @@ pub(crate) fn remove_from(ifname: &str) -> Result<()> {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Filter {
-    /// `tcm_info`: priority in the upper half, protocol in the lower.
+    /// Priority in the upper half, protocol in the lower.
     info: u32,
-    /// 0 in a priority's own row.
+    /// 0 in a priority's row.
     handle: u32,
     kind: String,
     name: String,
@@ -289,7 +285,6 @@ impl<'a> Device<'a> {
         Ok(Some(Self { connection: Connection::open()?, ifname, index }))
     }
 
-    /// The inner result is the kernel's refusal.
     fn attach(&mut self, wanted: &[Wanted<'_>]) -> Result<std::result::Result<bool, Refusal>> {
         // Without NLM_F_EXCL: an existing clsact is accepted. An `ingress` qdisc (same handle, one hook) is refused.
         let qdisc = Request::new(RouteNetlinkMessage::NewQueueDiscipline(self.qdisc()), NLM_F_CREATE);
@@ -341,7 +336,6 @@ impl<'a> Device<'a> {
 
     fn put_filter(&self, wanted: &Wanted<'_>, flags: u16) -> Result<Request> {
         let error = |e: &(dyn std::error::Error + 'static)| wrap(ATTACH, self.ifname, e);
-        // The kernel takes a reference to the program during the request.
         let program = wanted.program.fd().map_err(|e| error(&e))?.as_fd().as_raw_fd();
         let program = u32::try_from(program).map_err(|e| error(&e))?;
         let options = vec![
@@ -377,8 +371,7 @@ fn qdisc(index: i32) -> TcMessage {
     TcMessage::from_parts(header, vec![TcAttribute::Kind(CLSACT.to_owned())])
 }
 
-/// A qdisc without programs keeps hooks in use on the machine. The kernel patches code on all processors for the first
-/// and the last hook: 0.1 ms of an ADD or more.
+/// See docs/design/datapath.md, "Objects of the node".
 pub(crate) fn keep_hooks(index: IfIndex) -> Request {
     Request::new(RouteNetlinkMessage::NewQueueDiscipline(qdisc(index.0.cast_signed())), NLM_F_CREATE)
 }

@@ -21,13 +21,11 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// After each pin under an upcoming name.
 const AFTER_PIN: [&str; 3] = [
     "datapath/programs/after-pin-from-container",
     "datapath/programs/after-pin-to-container",
     "datapath/programs/after-pin-deliver",
 ];
-/// After each move to a final name.
 const AFTER_MOVE: [&str; 3] = [
     "datapath/programs/after-move-from-container",
     "datapath/programs/after-move-to-container",
@@ -152,10 +150,9 @@ impl Bpf {
         self.ensure_bandwidth(id, &spec.bandwidth)?;
         let failed = |e: &(dyn std::error::Error + 'static)| wrap("write configuration", about(id), e);
         let mut row = maps::config(&path)?;
-        // Until both rows are written, the row of `SOURCES` looks like one of no endpoint.
+        // Until both rows are written, the row of `SOURCES` looks stray.
         let _tables = self.lock_tables();
         let had_sources = row.get().map_err(|e| failed(&e))?.flags & FLAG_SOURCES != 0;
-        // As with the limits: the row exists while the flag is set.
         self.ensure_sources(id, spec)?;
         row.set(config).map_err(|e| failed(&e))?;
         crash::point("datapath/config/after-write");
@@ -205,7 +202,7 @@ impl Bpf {
 
     pub(super) fn unpin_all(&self, id: EndpointId) -> Result<()> {
         if self.is_covered() {
-            // The pins may be another agent's. The audit finds this endpoint's later.
+            // The pins may be another agent's.
             return Ok(());
         }
         for name in LINKS {
@@ -225,7 +222,6 @@ impl Bpf {
     }
 }
 
-/// Newer versions' reasons are named by number.
 fn counter_names(index: u32) -> (String, String) {
     let direction = Direction::from_u32(index / REASONS).map_or("unknown", Direction::as_str);
     let number = index % REASONS;

@@ -26,7 +26,7 @@ use wharf_core::{
 use super::{Bpf, loader, maps, rows::address_of};
 use crate::error::{fail, wrap};
 
-/// aya cannot move a program out of its object. Locked during a collection: the program counts in the tables.
+/// Locked during a collection: the program counts in the tables. aya cannot move a program out of its object.
 #[derive(Default)]
 pub(super) struct Collector {
     program: Mutex<Option<Ebpf>>,
@@ -92,7 +92,7 @@ impl Bpf {
         Ok(usage)
     }
 
-    /// By kept flows, or by flows begun in the last second in which it began some.
+    /// By kept flows, or by flows begun in the last second.
     fn busiest(&self, by_rate: bool) -> Result<Option<(EndpointId, u64)>> {
         let (uses, now): (Array<_, FlowUse>, u32) = (self.open_held(map::FLOW_USE)?, now()?);
         let mut busiest = None;

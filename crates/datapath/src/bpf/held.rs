@@ -1,5 +1,5 @@
-//! The shared maps that this process holds open. Pins can change meanwhile, and programs, rows and pins must refer to
-//! the same maps. So rows are accessed through held descriptors, and programs are loaded only while every pin matches.
+//! The shared maps that this process holds open. Pins can change meanwhile, but programs, rows and pins must refer to
+//! the same maps: rows are accessed through held descriptors, and programs are loaded only while every pin matches.
 
 use std::{
     fs, io,
@@ -23,7 +23,7 @@ const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_C
 pub(super) struct SharedMap {
     pub(super) name: &'static str,
     id: u32,
-    /// Of key and value. Programs have separate ids, so an id does not identify a pinned object.
+    /// Of key and value. A pinned program may have the map's id.
     sizes: (u32, u32),
     max_entries: u32,
     pub(super) map: Map,
@@ -75,17 +75,15 @@ fn data_of(map: &Map) -> Option<&MapData> {
     }
 }
 
-/// While [`Place::Covered`].
 pub(super) const COVERED: &str = "another bpffs is mounted over the one that the agent opened, and nothing is pinned in it: \
                                   unmount it, or restart the agent, which then uses the other one";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Place {
-    /// The bpffs that this process opened.
     Ours,
-    /// Another bpffs is mounted over it.
+    /// Another bpffs is mounted over the opened one.
     Covered,
-    /// It was unmounted with its pins.
+    /// The opened bpffs was unmounted with its pins.
     Replaced,
 }
 
@@ -107,8 +105,8 @@ impl Bpf {
         if device == self.device {
             return Ok(Place::Ours);
         }
-        // `thread-self`: mount namespaces are per thread. Unreadable mounts count as covered: nothing is written to
-        // another agent's bpffs.
+        // Mount namespaces are per thread. Unreadable mounts count as covered: nothing is written to another agent's
+        // bpffs.
         let is_mounted = match fs::read_to_string("/proc/thread-self/mountinfo") {
             Ok(mounts) => has_device(&mounts, self.device),
             Err(error) => {
@@ -123,8 +121,7 @@ impl Bpf {
         matches!(self.place(), Ok(Place::Covered))
     }
 
-    /// Fails when the opened bpffs is covered: new pins through a held descriptor would keep an operator from
-    /// unmounting it.
+    /// Fails when covered: new pins would keep an operator from unmounting the bpffs.
     pub(super) fn check_uncovered(&self) -> Result<()> {
         match self.place()? {
             Place::Ours | Place::Replaced => Ok(()),
@@ -166,7 +163,6 @@ impl Bpf {
         let mut pins = self.shared_pins();
         pins.extend(of_endpoint);
         let ebpf = self.loader.load(object, consts, pins).map_err(|e| failed(&e))?;
-        // A pin may have changed since the check.
         for own in &*self.held() {
             let Some(data) = ebpf.map(own.name).and_then(data_of) else { continue };
             let is = maps::id(data, &self.pins.shared(own.name))?;
@@ -186,12 +182,12 @@ impl Bpf {
         self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
     }
 
-    /// Even if no longer pinned. `None` after `remove_node`.
+    /// `None` after `remove_node`.
     pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
         self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()
     }
 
-    /// Rows that the map holds. `None` after `remove_node`.
+    /// `None` after `remove_node`.
     pub(super) fn held_max(&self, name: &str) -> Option<u32> {
         self.held().iter().find(|map| map.name == name).map(|own| own.max_entries)
     }
@@ -213,7 +209,7 @@ impl Bpf {
         fail("open map", self.pins.shared(own.name).display().to_string(), KernelErrorKind::Conflict, cause)
     }
 
-    /// Regardless of pins; `NotFound` after `remove_node`.
+    /// `NotFound` after `remove_node`.
     pub(super) fn held_data(&self, name: &str) -> Result<MapData> {
         let failed = |e: &(dyn std::error::Error + 'static)| wrap("open map", name, e);
         let held = self.held();
@@ -229,12 +225,10 @@ impl Bpf {
         T::try_from(typed(name, self.held_data(name)?)).map_err(|e| wrap("open map", name, &e))
     }
 
-    /// Writable.
     pub(super) fn endpoints(&self) -> Result<HashMap<MapData, EndpointKey, EndpointRow>> {
         self.open_held(map::ENDPOINTS)
     }
 
-    /// Writable.
     pub(super) fn program_slots(&self, name: &'static str) -> Result<ProgramArray<MapData>> {
         ProgramArray::try_from(Map::ProgramArray(self.held_data(name)?)).map_err(|e| wrap("open map", name, &e))
     }

@@ -79,7 +79,6 @@ impl PinTree {
 }
 
 impl Bpf {
-    /// Foreign entries under the root are foreign pins.
     pub(crate) fn dump(&self) -> Result<KernelDump> {
         let mut dump = KernelDump {
             endpoint_rows: unless_removed(self.endpoint_rows())?,
@@ -149,7 +148,7 @@ impl Bpf {
                 map::CALLS => Some(slots),
                 map::STACK_PATHS => Some(self.stack_paths()?.len()),
                 map::SOURCES => Some(self.source_rows()?.len()),
-                // From the last collection: the table may have half a million rows.
+                // The table may have half a million rows.
                 map::FLOWS => Some(usize::try_from(self.flow_totals()?.rows).unwrap_or(usize::MAX)),
                 _ => None,
             };
@@ -351,7 +350,6 @@ fn path_row(key: &StackPathKey, path: &StackPathRow) -> Row {
     ])
 }
 
-/// After `remove_node` there are no maps.
 fn unless_removed<T>(rows: Result<Vec<T>>) -> Result<Vec<T>> {
     match rows {
         Err(e) if e.kind == KernelErrorKind::NotFound => Ok(Vec::new()),
@@ -367,7 +365,7 @@ fn info(name: String, data: &MapData, entries: Option<usize>) -> Result<MapInfo>
         kind: kind.map_or("unknown", maps::kind_name).to_owned(),
         entries: entries.map(|n| n as u64),
         max_entries: u64::from(info.max_entries()),
-        // Kernels 5.11 to 6.3 report 0 for a ring buffer; the data size is the lower bound.
+        // Kernels 5.11 to 6.3 report 0 for a ring buffer.
         memlock_bytes: match maps::memlock(data.fd())? {
             0 if kind == Some(MapType::RingBuf) => u64::from(info.max_entries()),
             bytes => bytes,

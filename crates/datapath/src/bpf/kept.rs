@@ -1,8 +1,6 @@
-//! Reuse of pinned programs that equal a load's result, to save the verifier's time.
-//!
-//! A program's tag is a hash of the loaded instructions without map descriptors (`bpf_prog_info.tag`). It depends on
-//! the kernel, so tags are learned from the first load. Constants and maps are compared separately. Programs with log
-//! records are always reloaded.
+//! Reuse of pinned programs that equal a load's result, to save the verifier's time. A program's tag is a hash of the
+//! loaded instructions without map descriptors (`bpf_prog_info.tag`); constants and maps are compared separately. The
+//! tag depends on the kernel, so the first load learns it. Programs with log records are always reloaded.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -19,7 +17,7 @@ use super::{
 };
 use crate::error::wrap;
 
-/// Of [`PROGRAMS`], in order.
+/// In the order of [`PROGRAMS`].
 type Tags = [u64; 3];
 
 #[derive(Default)]
@@ -36,7 +34,7 @@ impl Known {
 }
 
 impl Bpf {
-    /// `None` when the pinned programs differ, the spec does not ask to keep them, or the tags are unknown.
+    /// `None` when the programs differ or must not be kept, or the tags are unknown.
     pub(super) fn kept(&self, spec: &ProgramSpec, consts: &EndpointConsts) -> Result<Option<Programs>> {
         let Some(tags) = self.known.tags().filter(|_| spec.keep && !spec.debug) else { return Ok(None) };
         let mut programs = Programs { program_ids: [0; 3], map_ids: [0; MAPS.len()], memlock_bytes: 0 };
@@ -66,7 +64,6 @@ impl Bpf {
             *id = maps::id(&data, &path)?;
             programs.memlock_bytes += maps::memlock(data.fd())?;
         }
-        // Other maps are never updated.
         let right_maps = self.held_ids().iter().map(|(_, id)| id).chain(&programs.map_ids).all(|id| used.contains(id));
         if !right_maps || !used.iter().any(|id| has_constants(*id, consts)) {
             return Ok(None);
@@ -75,7 +72,6 @@ impl Bpf {
     }
 }
 
-/// False when unreadable.
 fn has_constants(id: u32, consts: &EndpointConsts) -> bool {
     let Ok(data) = MapData::from_id(id) else { return false };
     let named = data.info().is_ok_and(|info| info.name_as_str().is_some_and(|name| name.ends_with(".rodata")));

@@ -18,7 +18,7 @@ use crate::error::{fail, wrap};
 
 const CONSTS: &str = "CONSTS";
 
-/// Of the verifier's log: the last lines name the refused instruction.
+/// Last lines of the verifier's log.
 const VERIFIER_LINES: usize = 12;
 
 /// The aya loader, created once, because that parses the kernel's BTF (tens of milliseconds, 25 MiB). Under a memory
@@ -58,7 +58,7 @@ impl Kept {
     }
 }
 
-/// Resets the constants to a static, also on a panic.
+/// Resets the constants, also on a panic.
 struct Reset<'a>(&'a mut EbpfLoader<'static>);
 
 impl Drop for Reset<'_> {
@@ -70,7 +70,7 @@ impl Drop for Reset<'_> {
 }
 
 impl Loader {
-    /// Parses an object, sets its constants, and creates or opens its maps, which the caller must have checked.
+    /// Creates or opens the object's maps, which the caller must have checked.
     pub(crate) fn load(
         &self,
         object: &[u8],
@@ -98,7 +98,6 @@ pub(crate) fn classifier<'a>(ebpf: &'a mut Ebpf, name: &str) -> Result<&'a mut S
     program.try_into().map_err(|e: ProgramError| wrap(operation, name, &e))
 }
 
-/// With the end of the verifier's log.
 pub(crate) fn load_error(subject: String, error: &ProgramError) -> KernelError {
     let mut told = wrap("load program", subject, error);
     if let ProgramError::LoadError { io_error, verifier_log } = error {

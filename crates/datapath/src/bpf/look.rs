@@ -1,4 +1,4 @@
-//! Observation of programs and maps: with a thousand endpoints, most of an idle agent's work.
+//! Observation of programs and maps: most of an idle agent's work.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ use super::{
 use crate::{error::wrap, netlink::Connection};
 
 pub(crate) struct Opened {
-    /// Of [`PROGRAMS`], in order.
+    /// In the order of [`PROGRAMS`].
     programs: [Option<u32>; PROGRAMS.len()],
     uses: BTreeSet<u32>,
 }
@@ -59,7 +59,7 @@ impl Bpf {
         Ok(opened)
     }
 
-    /// Reports missing programs and unexpected attachments. `index`: the interface's current index.
+    /// Reports missing programs and unexpected attachments.
     pub(crate) fn observe_hooks(
         &self,
         connection: &mut Connection,
@@ -117,7 +117,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Reports missing pins, pinned maps that the programs do not use, and rows that differ from the record.
+    /// Reports missing pins, maps that the programs do not use, and rows that differ.
     pub(crate) fn observe_maps(
         &self,
         record: &EndpointRecord,
@@ -201,7 +201,7 @@ fn observe_config(data: MapData, record: &EndpointRecord, problems: &mut Vec<End
     Ok(())
 }
 
-/// The programs do not read the row of an unlimited direction.
+/// Programs do not read the row of an unlimited direction.
 fn observe_bandwidth(data: MapData, record: &EndpointRecord, problems: &mut Vec<EndpointProblem>) -> Result<()> {
     let read = |e: &(dyn std::error::Error + 'static)| wrap("read limits", format!("endpoint {}", record.id), e);
     if record.bandwidth.is_unlimited() {

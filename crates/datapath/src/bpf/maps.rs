@@ -1,5 +1,5 @@
-//! Pinned maps. The kernel opens a map of any shape, and a read into a smaller value overruns user memory. So every
-//! open goes through this module, which checks the shape.
+//! Pinned maps. Every open checks the shape, because the kernel opens a map of any shape, and a read into a smaller
+//! value overruns user memory.
 
 use std::{
     fs, io,
@@ -28,7 +28,6 @@ struct Shape {
     flags: u32,
 }
 
-/// By name in `wharf_common::map`.
 fn shape(name: &str) -> Option<Shape> {
     let number = size_of::<u32>();
     Some(match name {
@@ -208,7 +207,7 @@ fn describe(kind: Option<MapType>, key: usize, value: usize, max_entries: u32, f
     format!("{kind}, key {key} bytes, value {value} bytes, {max_entries} entries, flags {flags:#x}")
 }
 
-/// `name`: in `wharf_common::map`. `NotFound` when the map is not pinned, `Conflict` for another version's shape.
+/// `NotFound` when the map is not pinned, `Conflict` for another version's shape.
 pub(crate) fn open(path: &Path, name: &str) -> Result<MapData> {
     let operation = "open map";
     let subject = || path.display().to_string();
@@ -248,7 +247,6 @@ pub(crate) fn endpoints(path: &Path) -> Result<HashMap<MapData, EndpointKey, End
     typed(path, HashMap::try_from(Map::HashMap(open(path, map::ENDPOINTS)?)))
 }
 
-/// Writable.
 pub(crate) fn calls(path: &Path) -> Result<ProgramArray<MapData>> {
     typed(path, ProgramArray::try_from(Map::ProgramArray(open(path, map::CALLS)?)))
 }

@@ -46,8 +46,7 @@ pub(crate) struct Bpf {
     device: u64,
     loader: Loader,
     mode: AttachMode,
-    /// Locked while shared rows are compared and written, so that a late delete cannot remove a row that a create wrote
-    /// after the delete's check.
+    /// Locked while shared rows are compared and written: a late delete must not remove a row of a later create.
     tables: Mutex<()>,
     /// Locked while policy tables change: order matters, and each change increments the generation.
     policy: Mutex<()>,
@@ -57,15 +56,13 @@ pub(crate) struct Bpf {
     collector: Collector,
     /// This process's filter of the router's link.
     translated: Mutex<Option<SchedClassifier>>,
-    /// Locked, on threads that may block, while the filter or its rows change.
+    /// Locked, on blocking threads, while filter or rows change.
     overlay: Mutex<Option<overlay::Filter>>,
-    /// Counters of filters that were replaced.
+    /// Counters of replaced filters.
     overlay_past: Mutex<overlay::Drops>,
-    /// Why the last attempt to make the overlay failed.
     overlay_failure: Mutex<Option<String>>,
-    /// Locked, on threads that may block, while interface, filter and routes of the overlay change.
+    /// Locked, on blocking threads, while the overlay's interface, filter and routes change.
     overlay_change: Mutex<()>,
-    /// Identify this version's programs after a restart.
     known: Known,
     beside_others: AtomicBool,
 }

@@ -1,5 +1,5 @@
-//! The overlay's filter. Program and map belong to this process and to the filter on the device, without pins: after a
-//! restart, a new filter with every row replaces the old one, so no frame is judged by half a table.
+//! The overlay's filter. Program and map have no pins: after a restart, a new filter with every row replaces the old
+//! one, so no frame is judged by an incomplete table.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -37,7 +37,7 @@ use crate::{
 
 const OPERATION: &str = "set up overlay";
 
-/// Rows of a large map that one observation looks up, with a system call for each.
+/// Rows per observation: a system call each.
 const WINDOW: usize = 2_048;
 
 type Rows = BTreeMap<IpNet, OverlayRow>;
@@ -48,11 +48,10 @@ pub(crate) struct Filter {
     nodes: LpmTrie<MapData, EndpointKey, OverlayRow>,
     rows: Rows,
     numbers: Numbers,
-    /// Last row of the last window; the next window begins behind it.
     compared: Option<IpNet>,
 }
 
-/// A node keeps its number while it is known; none is given again, so that no two nodes share one while rows change.
+/// A node keeps its number while it is known. No number is reused, because two nodes would share it while rows change.
 #[derive(Default)]
 struct Numbers {
     by_name: BTreeMap<String, u32>,
@@ -89,7 +88,7 @@ impl Filter {
             .ok_or_else(|| fail(OPERATION, FROM_OVERLAY, KernelErrorKind::NotFound, "the object has no such program"))
     }
 
-    /// Rows of nodes that left go first, so that a full map has room.
+    /// Removals first: a full map needs room.
     fn put(&mut self, wanted: &Rows) -> Result<()> {
         let invalid = |net: &IpNet, cause: &str| fail(OPERATION, net.to_string(), KernelErrorKind::Other, cause);
         let gone: Vec<IpNet> = self.rows.keys().filter(|net| !wanted.contains_key(net)).copied().collect();
@@ -127,9 +126,8 @@ impl Filter {
         Ok(drops)
     }
 
-    /// Compares with the kernel's map. In a map of more than [`WINDOW`] rows, each call compares the next [`WINDOW`]
-    /// rows: a changed or missing row is found within `rows / WINDOW` calls, rounded up. An unexpected row is found
-    /// only in a smaller map: the kernel does not count rows, and a walk over a large trie is slow.
+    /// In a map of more than [`WINDOW`] rows, each call compares the next [`WINDOW`] rows, and no unexpected row is
+    /// found: a walk over a large trie is slow.
     fn differs(&mut self) -> Result<bool> {
         if self.rows.len() <= WINDOW {
             return self.differs_anywhere();
@@ -144,8 +142,7 @@ impl Filter {
         Ok(false)
     }
 
-    /// Rows do not contain each other: a look-up of a row's prefix finds no longer one, and a shorter one only if
-    /// another program wrote it.
+    /// Rows do not contain each other, so a look-up of a row's prefix finds that row, or one of another program.
     fn has(&self, net: IpNet, row: OverlayRow) -> Result<bool> {
         let Ok(key) = peer_key(net) else { return Ok(false) };
         match self.nodes.get(&key, 0) {
@@ -155,7 +152,6 @@ impl Filter {
         }
     }
 
-    /// A prefix that no row can have counts as one that is not expected.
     fn differs_anywhere(&self) -> Result<bool> {
         let mut there = Rows::new();
         for item in self.nodes.iter().take(self.rows.len() + 1) {
@@ -167,7 +163,7 @@ impl Filter {
     }
 }
 
-/// The rows behind `last`, then the first ones.
+/// Behind `last`, then the first ones.
 fn window(rows: &Rows, last: Option<IpNet>) -> Vec<(IpNet, OverlayRow)> {
     let is_compared = |(net, _): &(&IpNet, &OverlayRow)| last.is_some_and(|last| **net <= last);
     let next = rows.iter().skip_while(is_compared).chain(rows);
@@ -187,7 +183,6 @@ impl Bpf {
     }
 
     fn load_overlay(&self) -> Result<Filter> {
-        // The same pin paths avoid a new loader.
         let loaded = self.loader.load(objects().overlay, None, self.shared_pins());
         let mut ebpf = loaded.map_err(|e| failed(FROM_OVERLAY, &e))?;
         let program = loader::classifier(&mut ebpf, FROM_OVERLAY)?;
@@ -199,7 +194,7 @@ impl Bpf {
         Ok(Filter { ebpf, id, nodes, rows: Rows::new(), numbers: Numbers::default(), compared: None })
     }
 
-    /// Replaces another filter of Wharf's without a gap.
+    /// Replaces another Wharf filter without a gap.
     pub(crate) fn attach_overlay(&self, connection: &mut Connection, device: IfIndex) -> Result<()> {
         let overlay = self.overlay.lock().unwrap_or_else(PoisonError::into_inner);
         let absent = || fail(OPERATION, FROM_OVERLAY, KernelErrorKind::NotFound, "the filter is not loaded");
@@ -211,7 +206,7 @@ impl Bpf {
         clsact::ensure(OVERLAY_IFNAME, &[wanted]).map(drop)
     }
 
-    /// A filter with other rows is loaded anew by the next [`Bpf::ensure_overlay`].
+    /// The next [`Bpf::ensure_overlay`] replaces a filter with other rows.
     pub(crate) fn overlay_problem(
         &self,
         connection: &mut Connection,
@@ -237,7 +232,6 @@ impl Bpf {
         self.overlay_failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Logs a failure once.
     pub(crate) fn note_overlay_failure(&self, why: Option<String>) {
         let mut last = self.overlay_failure.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(why) = why.as_ref().filter(|why| last.as_ref() != Some(why)) {
@@ -246,12 +240,11 @@ impl Bpf {
         *last = why;
     }
 
-    /// One change at a time of interface, filter and routes.
     pub(crate) fn lock_overlay_change(&self) -> MutexGuard<'_, ()> {
         self.overlay_change.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Keeps the counters of a filter that is replaced.
+    /// Keeps the counters.
     fn retire(&self, filter: Option<Filter>) {
         match filter.as_ref().map(Filter::drops).transpose() {
             Ok(drops) => {
@@ -262,13 +255,12 @@ impl Bpf {
         }
     }
 
-    /// Without the device.
     pub(crate) fn forget_overlay(&self) {
         let filter = self.overlay.lock().unwrap_or_else(PoisonError::into_inner).take();
         self.retire(filter);
     }
 
-    /// Nonzero counters of frames dropped since this process began.
+    /// Nonzero counters since this process began.
     pub(crate) fn overlay_drops(&self) -> Result<Vec<CounterRow>> {
         let overlay = self.overlay.lock().unwrap_or_else(PoisonError::into_inner);
         let now = overlay.as_ref().map(Filter::drops).transpose()?.unwrap_or_default();

@@ -1,15 +1,12 @@
 //! The layout of the pin tree.
 //!
 //! ```text
-//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,SOURCES,
-//!     FLOWS,FLOWS_RECENT,FLOWS_NEW,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,PROXY_USE,IPCACHE,POLICY_PORTS,
-//!     POLICY_CELLS,POLICY_SETS,POLICY_STATE,ADDRESS_GENERATIONS,sink}
+//! <bpffs>/wharf/v<ABI>/shared/{maps of SHARED_MAPS,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
-//! `closing` has the sink's attachments of deleted endpoints: a link must drop packets until it is removed.
-//!
-//! Directories, the names of hooked programs and links, and `METRICS` are the same in every ABI version, for `upgrade`.
+//! `closing` has the sink's attachments of deleted endpoints: a link must drop packets until it is removed. `upgrade`
+//! needs the same directories, names of hooked programs and links, and `METRICS` in every ABI version.
 
 use std::{
     collections::BTreeSet,
@@ -77,7 +74,6 @@ pub(crate) fn is_shared(name: &str) -> bool {
     name == LOGS || SHARED_MAPS.into_iter().chain([SINK]).any(|shared| name == shared || name == upcoming(shared))
 }
 
-/// `v` and a decimal number without leading zeros.
 fn version_of(name: &str) -> Option<u32> {
     let version = name.strip_prefix('v')?.parse().ok()?;
     (name == format!("v{version}")).then_some(version)
@@ -104,7 +100,7 @@ fn check_bpffs(bpffs: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Ensures and returns Wharf's directory on the bpffs, which only root may enter.
+/// Ensures and returns Wharf's directory on the bpffs; only root may enter.
 ///
 /// # Errors
 /// `NotFound`: not a bpffs.
@@ -131,7 +127,6 @@ impl PinTree {
         Ok(Self { bpffs: bpffs.to_owned(), root })
     }
 
-    /// Of all ABI versions; creates nothing.
     pub(crate) fn all(bpffs: &Path) -> Result<Vec<Self>> {
         let root = bpffs.join(ROOT);
         let of_version = |name: &String| version_of(name).is_some();
@@ -139,7 +134,6 @@ impl PinTree {
         Ok(names(&root)?.into_iter().filter(of_version).map(tree).collect())
     }
 
-    /// It may have been unmounted or covered.
     pub(crate) fn check_bpffs(&self) -> Result<()> {
         check_bpffs(&self.bpffs)
     }
@@ -215,13 +209,12 @@ impl PinTree {
         self.root.join(CLOSING_DIR)
     }
 
-    /// bpffs allows no dot in a name; Wharf's interface names have none.
+    /// bpffs allows no dot in a name.
     pub(crate) fn closing(&self, host: &IfName) -> PathBuf {
         self.closing_dir().join(host.as_str().replace('.', "_"))
     }
 }
 
-/// Sorted; empty when the directory does not exist.
 pub(crate) fn names(dir: &Path) -> Result<Vec<String>> {
     let failed = |e: &io::Error| wrap("list pins", dir.display().to_string(), e);
     let entries = match fs::read_dir(dir) {
@@ -256,7 +249,6 @@ pub(crate) fn remove_files(dir: &Path) -> Result<()> {
     remove_dir(dir)
 }
 
-/// A missing directory is no error.
 pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     match fs::remove_dir(path) {
         Ok(()) => Ok(()),
@@ -270,7 +262,6 @@ pub(crate) fn remove_dir(path: &Path) -> Result<()> {
     }
 }
 
-/// Atomic.
 pub(crate) fn replace(from: &Path, to: &Path) -> Result<()> {
     fs::rename(from, to).map_err(|e| wrap("move pin", to.display().to_string(), &e))
 }

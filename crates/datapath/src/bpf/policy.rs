@@ -28,11 +28,11 @@ pub(crate) use rows::{Cause, peer_key, peer_of, port_key, port_of, readable, sou
 const CHANGE: &str = "change policy";
 const OBSERVE: &str = "observe policy";
 
-/// Flag of user space in [`PolicyState::flags`]: a row change is under way. A later change that finds it follows one
-/// that was cut off (SIGKILL) without a new generation.
+/// In [`PolicyState::flags`]: a row change is under way. A later change that finds it follows an interrupted one
+/// without a new generation.
 const CHANGING: u32 = 1 << 31;
 
-/// `linux/bpf.h`: the row must not exist.
+/// The row must not exist (`linux/bpf.h`).
 const BPF_NOEXIST: u64 = 1;
 
 struct Tables {
@@ -46,8 +46,7 @@ struct Tables {
 }
 
 impl Bpf {
-    /// Rows in order, then generations and mode. If a row has changed, a failure increments the generation too: flows
-    /// are judged again.
+    /// Rows in order, then generations and mode. A failure after a row change also increments the generation.
     pub(crate) fn change_policy(&self, changes: &[RowChange], mode: Mode) -> Result<()> {
         // An abandoned call may meet the next one.
         let _one_at_a_time = self.policy.lock().unwrap_or_else(PoisonError::into_inner);
@@ -98,12 +97,10 @@ impl Bpf {
         })
     }
 
-    /// Of `IPCACHE`.
     pub(crate) fn peers_max(&self) -> u32 {
         self.held_max(map::IPCACHE).unwrap_or(map::IPCACHE_MAX)
     }
 
-    /// Empty for other maps.
     pub(super) fn dump_policy(&self, name: &str) -> Result<Vec<Row>> {
         let tables = self.policy_tables()?;
         Ok(match name {
@@ -192,7 +189,6 @@ impl Tables {
         self.addresses.set(slot, before.wrapping_add(1), 0).map_err(failed)
     }
 
-    /// Other than zero.
     fn addresses(&self) -> Result<Vec<(u32, u32)>> {
         let rows = (0..).zip(self.addresses.iter());
         let read = rows.map(|(slot, row)| Ok((slot, row.map_err(|e| wrap(OBSERVE, map::ADDRESS_GENERATIONS, &e))?)));
@@ -228,7 +224,6 @@ impl Tables {
     }
 }
 
-/// For errors.
 trait Raw {
     fn raw(&self) -> String;
 }
@@ -254,7 +249,7 @@ impl Raw for CellKey {
     }
 }
 
-/// `max` bounds the iteration, which the kernel restarts when a row is removed.
+/// `max` bounds the iteration, which a row's removal restarts.
 fn read<K: Raw, V, A: Ord, B>(
     table: &'static str,
     max: u32,
@@ -274,12 +269,12 @@ fn read<K: Raw, V, A: Ord, B>(
     Ok(all)
 }
 
-/// A change of mode counts too: it may drop what the previous mode passed. Zero until the first policy, never again.
+/// A change of mode may drop what the previous mode passed. Zero until the first policy, never again.
 pub(crate) fn generation_after(before: u32, rows_changed: bool) -> u32 {
     if before == 0 && !rows_changed { 0 } else { before.checked_add(1).unwrap_or(1) }
 }
 
-/// Slots of the changed addresses; `None` if a change concerns other flows than those of single addresses.
+/// `None` if a change concerns flows of more than single addresses.
 pub(crate) fn slots_of(changes: &[RowChange]) -> Option<BTreeSet<u32>> {
     let slot = |change: &RowChange| match change {
         RowChange::Peer(net, _) if net.prefix_len() == net.max_prefix_len() => {
@@ -304,7 +299,6 @@ fn is_removal(change: &RowChange) -> bool {
     matches!(change, RowChange::Peer(_, None) | RowChange::Ports(_, None) | RowChange::Cell(_, None))
 }
 
-/// With a remedy.
 fn refused(change: &RowChange, error: &MapError, peers_max: u32) -> KernelError {
     let mut told = wrap(CHANGE, subject(change), error);
     let (table, max) = match change {

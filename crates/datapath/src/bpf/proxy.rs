@@ -22,7 +22,6 @@ impl Bpf {
         profiles.set(0, row, 0).map_err(failed)
     }
 
-    /// `None`: no redirects.
     pub(crate) fn way_to_proxy(&self) -> Result<Option<u32>> {
         let row = self.profiles()?.get(&0, 0).map_err(|e| wrap("look at redirects", "row 0 of PROFILES", &e))?;
         Ok(Some(row.config.ifindex).filter(|ifindex| *ifindex != 0))

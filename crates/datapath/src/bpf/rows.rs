@@ -116,7 +116,6 @@ impl Bpf {
         calls.set(u32::from(id.get()), deliver.fd().map_err(|e| fail(&e))?, 0).map_err(|e| fail(&e))
     }
 
-    /// If the slot is filled.
     pub(super) fn refresh_slot(&self, id: EndpointId) -> Result<()> {
         let _tables = self.lock_tables();
         match self.call_slot(u32::from(id.get()))? {
@@ -139,7 +138,7 @@ impl Bpf {
         }
         self.remove_sources_at(record.host_ifindex, record.epoch)?;
         crash::point("datapath/unreachable/after-sources");
-        // A slot has no epoch: the configuration's epoch decides. Without a configuration the slot is a predecessor's.
+        // The configuration's epoch decides: a slot has none. Without a configuration the slot is a predecessor's.
         let successor = match self.config(record.id) {
             Ok(config) => config.epoch > record.epoch.0,
             Err(e) if e.kind == KernelErrorKind::NotFound => false,
@@ -178,7 +177,6 @@ impl Bpf {
         self.clear_slot(slot)
     }
 
-    /// `None` for an empty slot.
     pub(crate) fn call_slot(&self, slot: u32) -> Result<Option<u32>> {
         let program = self.read_held(map::CALLS, |held| {
             read_slot(&Array::try_from(held).map_err(|e| wrap("open map", map::CALLS, &e))?, slot)
@@ -186,7 +184,7 @@ impl Bpf {
         Ok(program.flatten())
     }
 
-    /// Filled slots in order, with program ids; empty after `remove_node`.
+    /// Filled slots with program ids; empty after `remove_node`.
     pub(super) fn call_slots(&self) -> Result<Vec<(u32, u32)>> {
         let filled = self.read_held(map::CALLS, |held| {
             let calls = Array::try_from(held).map_err(|e| wrap("open map", map::CALLS, &e))?;
@@ -201,7 +199,6 @@ impl Bpf {
         Ok(filled.unwrap_or_default())
     }
 
-    /// Empty after `remove_node`.
     pub(super) fn endpoint_rows(&self) -> Result<Vec<EndpointTableRow>> {
         let rows = self.read_held(map::ENDPOINTS, |held| {
             let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;
@@ -216,7 +213,6 @@ impl Bpf {
         Ok(rows.unwrap_or_default())
     }
 
-    /// Even if no longer pinned.
     pub(crate) fn endpoint_row(&self, address: IpAddr) -> Result<Option<EndpointTableRow>> {
         let row = self.read_held(map::ENDPOINTS, |held| {
             let endpoints = HashMap::try_from(held).map_err(|e| wrap("open map", map::ENDPOINTS, &e))?;

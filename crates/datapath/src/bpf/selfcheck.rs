@@ -1,6 +1,6 @@
-//! Test packets through an endpoint's pinned programs. `BPF_PROG_TEST_RUN` runs a program on a packet in memory
-//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c) without executing the verdict. The programs report their decision in
-//! the packet's control block (`wharf_common::test_packet`), and write no map.
+//! Test packets through an endpoint's pinned programs: `BPF_PROG_TEST_RUN` (net/bpf/test_run.c) does not execute the
+//! verdict. The programs report their decision in the packet's control block (`wharf_common::test_packet`), and write
+//! no map.
 
 use aya::programs::{SchedClassifier, TestRun as _, TestRunOptions};
 use wharf_common::{
@@ -18,7 +18,7 @@ use crate::error::wrap;
 
 /// Bytes by which a program may lengthen the packet.
 const ROOM: usize = 64;
-/// Bytes; `struct __sk_buff` has 192 in Linux 6.18. The kernel refuses a smaller buffer.
+/// Bytes; `struct __sk_buff` has 192 in Linux 6.18. The kernel refuses less.
 const CONTEXT_ROOM: usize = 512;
 /// Before Linux 5.11 a pending signal ends a run with EINTR.
 const RUNS: u32 = 4;

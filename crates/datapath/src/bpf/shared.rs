@@ -28,7 +28,7 @@ use super::{
 };
 use crate::error::{fail, wrap};
 
-/// Their rows mean the same to every ABI version.
+/// Rows mean the same to every ABI version.
 const OF_ALL_VERSIONS: [&str; 17] = [
     map::STACK_PATHS,
     map::STACK_USERS,
@@ -50,8 +50,7 @@ const OF_ALL_VERSIONS: [&str; 17] = [
 ];
 
 impl Bpf {
-    /// Creates missing shared maps, node programs and sink; checks existing ones. Removes rows of no endpoint from
-    /// `SOURCES`.
+    /// Creates what is missing, and checks the rest. Removes stray rows of `SOURCES`.
     pub(crate) fn ensure_shared(&self) -> Result<()> {
         self.ensure_shared_maps()?;
         self.remove_stray_sources()?;
@@ -83,7 +82,6 @@ impl Bpf {
                     pins::replace(&next, &path)?;
                 }
                 Err(e) if e.kind == KernelErrorKind::NotFound => {}
-                // Without a descriptor or memory the pin cannot be examined.
                 Err(e) if e.kind == KernelErrorKind::Exhausted => return Err(e),
                 Err(_) => drop(pins::unpin(&next)?),
             }
@@ -110,8 +108,8 @@ impl Bpf {
             }
         }
         self.pins.ensure_directories()?;
-        // First: while a map has no pin, only this process keeps it. The kernel empties a program array whose last pin
-        // and descriptor are gone (`bpf_fd_array_map_clear`), and the attached programs then drop packets.
+        // First: only this process keeps a map without a pin. The kernel empties a program array whose last pin and
+        // descriptor are gone (`bpf_fd_array_map_clear`), and the attached programs then drop packets.
         let mut failed = None;
         for (own, bad) in unpinned {
             let path = self.pins.shared(own.name);
@@ -132,7 +130,6 @@ impl Bpf {
             missing |= !self.share_with_other_versions(name)?;
         }
         if missing {
-            // Creates missing maps; drops an endpoint's maps.
             for object in [objects().endpoint, objects().node] {
                 let made = self.loader.load(object, None, self.shared_pins());
                 made.map_err(|e| wrap("make shared maps", self.pins.shared_dir().display().to_string(), &e))?;
@@ -147,7 +144,6 @@ impl Bpf {
         Ok(())
     }
 
-    /// Pins another version's map here too, if its rows mean the same to both.
     fn share_with_other_versions(&self, name: &'static str) -> Result<bool> {
         if !OF_ALL_VERSIONS.contains(&name) {
             return Ok(false);
@@ -162,7 +158,6 @@ impl Bpf {
         Ok(false)
     }
 
-    /// Each pin must be the held map.
     pub(crate) fn shared_problems(&self) -> Vec<NodeProblem> {
         let mut wrong = Vec::new();
         if let Err(e) = self.pins.check_bpffs() {
@@ -237,14 +232,15 @@ impl Bpf {
                 slots.set(slot as u32, fd, 0).map_err(|e| wrap("set slot of the node's program", name, &e))
             };
             if *call == NodeCall::Judge {
-                // `established` passes what this version's `judge` would pass: until it follows, `judge` has both slots.
+                // `established` passes what this version's `judge` would pass: until it follows, `judge` has both
+                // slots.
                 set(NodeCall::Established)?;
             }
             set(*call)?;
             crash::point("datapath/shared/after-node-program");
         }
         *self.node_ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
-        // Everything else works without it; `translated` reports it.
+        // Everything else works without it.
         if let Err(e) = self.load_translated(&mut ebpf) {
             tracing::error!("egress rules do not hold for services with a backend on another node: {e}");
         }
@@ -260,7 +256,6 @@ impl Bpf {
         Ok(programs.unwrap_or_default())
     }
 
-    /// A program whose slot is empty or has another program.
     fn absent_node_program(&self) -> Result<Option<&'static str>> {
         let ours = self.node_ids.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut there = self.node_programs()?.into_iter().zip(ours);
@@ -284,7 +279,7 @@ impl Bpf {
         Ok(ebpf)
     }
 
-    /// As pinned or newly loaded: a delete must not wait for a missing pin.
+    /// Loaded if not pinned: a delete must not wait for a missing pin.
     pub(super) fn sink(&self) -> Result<SchedClassifier> {
         let path = self.pins.shared(SINK);
         match open_program(&path) {
@@ -345,14 +340,12 @@ fn check_unused(tree: &PinTree) -> Result<()> {
     Err(fail("remove node", tree.root().display().to_string(), KernelErrorKind::Conflict, cause))
 }
 
-/// Atomic.
 pub(super) fn pin_program(program: &mut SchedClassifier, path: &Path) -> Result<()> {
     let next = pin_upcoming(program, path)?;
     crash::point("datapath/shared/before-sink-moves");
     pins::replace(&next, path)
 }
 
-/// Atomic.
 fn pin_map(map: &Map, path: &Path) -> Result<()> {
     let next = upcoming_path(path);
     pins::unpin(&next)?;
@@ -369,7 +362,6 @@ fn upcoming_path(path: &Path) -> PathBuf {
 
 pub(super) fn pin_upcoming(program: &mut SchedClassifier, path: &Path) -> Result<PathBuf> {
     let next = upcoming_path(path);
-    // After a crash before the rename.
     pins::unpin(&next)?;
     program.pin(&next).map_err(|e| wrap("pin program", next.display().to_string(), &e))?;
     Ok(next)

@@ -30,7 +30,6 @@ const _: () = assert!(SourcePrefixes::MAX == map::SOURCES_SHARE);
 /// Bits before an IPv4 address in its IPv4-mapped one.
 const MAPPED_BITS: u8 = 96;
 
-/// The first `length` bits of an address.
 fn mask(length: u8) -> [u8; 16] {
     let rest = 128_u32.saturating_sub(length.into());
     u128::MAX.checked_shl(rest).unwrap_or_default().to_be_bytes()
@@ -46,7 +45,6 @@ fn prefix_of(net: &IpNet) -> SourcePrefix {
     }
 }
 
-/// `None` for an unused slot, or for a mask that is no prefix's.
 fn net_of(prefix: &SourcePrefix) -> Option<IpNet> {
     let bits = u8::try_from(u128::from_be_bytes(prefix.mask).leading_ones()).ok()?;
     if *prefix == SourcePrefix::NONE || mask(bits) != prefix.mask {
@@ -91,8 +89,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Rows of the endpoint that its configuration no longer has: without prefixes, or of a link that was replaced. The
-    /// tables are locked.
+    /// Without prefixes, or of a replaced link. The tables are locked.
     pub(super) fn remove_former_sources(&self, id: EndpointId, spec: &ConfigSpec) -> Result<()> {
         let is_kept = |ifindex| !spec.sources.is_empty() && ifindex == spec.host_ifindex.0;
         self.remove_sources(|ifindex, row| row.endpoint_id == id.get() && !is_kept(ifindex))
@@ -148,7 +145,7 @@ impl Bpf {
         Ok(rows.unwrap_or_default())
     }
 
-    /// Low halves, as in the rows of flows.
+    /// Low halves, as programs store them.
     pub(super) fn source_epochs(&self) -> Result<BTreeSet<u32>> {
         let low = |epoch: u64| u32::try_from(epoch & u64::from(u32::MAX)).ok();
         Ok(self.source_rows()?.iter().filter_map(|(_, row)| low(row.epoch)).collect())
@@ -166,7 +163,6 @@ impl Bpf {
         Ok(self.source_rows()?.iter().map(columns).collect())
     }
 
-    /// The flag is observed with the configuration.
     pub(super) fn observe_sources(&self, record: &EndpointRecord, problems: &mut Vec<EndpointProblem>) -> Result<()> {
         if record.sources.is_empty() {
             return Ok(());
@@ -182,7 +178,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// Rows that no configuration has, with the tables locked. Endpoints of other ABI versions keep theirs.
+    /// Except of other ABI versions' endpoints. The tables are locked.
     fn stray_sources(&self) -> Result<Vec<(u32, SourcesRow)>> {
         let rows = self.source_rows()?;
         if rows.is_empty() || self.is_covered() {

@@ -1,4 +1,4 @@
-//! Attachment by tcx links (Linux 6.6). Links are pinned, and run before every filter.
+//! Attachment by pinned tcx links (Linux 6.6), which run before every filter.
 
 use std::{error::Error, io, path::Path};
 
@@ -39,7 +39,7 @@ pub(super) fn program_of(link: &FdLink, subject: &str) -> Result<u32> {
     Ok(link.info().map_err(|e| wrap("read link", subject, &e))?.program_id())
 }
 
-/// If its program is on that hook: the kernel reports a link's interface only as text.
+/// If its program is on the hook: the kernel reports a link's interface only as text.
 pub(super) fn open_on(pin: &Path, ifname: &str, hook: TcAttachType) -> Result<Option<FdLink>> {
     let Some(link) = open(pin)? else { return Ok(None) };
     let program = program_of(&link, ifname)?;
@@ -86,7 +86,7 @@ pub(super) fn attach(
     Ok(())
 }
 
-/// Unpins and so detaches a link. Older kernels detach with a delay.
+/// Detaches a link; older kernels with a delay.
 pub(super) fn release(pin: &Path) -> Result<()> {
     let last = open(pin)?;
     pins::unpin(pin)?;

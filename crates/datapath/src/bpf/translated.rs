@@ -36,12 +36,11 @@ impl Bpf {
         Ok(())
     }
 
-    /// The kernel has accepted the program.
     pub(crate) fn has_translated(&self) -> bool {
         self.translated.lock().unwrap_or_else(PoisonError::into_inner).is_some()
     }
 
-    /// Replaces another filter of Wharf's without a gap. `device`: the router's link.
+    /// Replaces another Wharf filter without a gap. `device`: the router's link.
     pub(crate) fn attach_translated(&self, connection: &mut Connection, device: IfIndex) -> Result<()> {
         if self.is_translated_attached(connection, device)? {
             return Ok(());

@@ -1,48 +1,38 @@
-//! Upgrade and downgrade: taking over endpoints from other ABI versions without packet loss.
+//! Upgrade and downgrade: takeover of endpoints from other ABI versions without packet loss.
 //!
-//! # Common to all versions
-//!
-//! Only these are fixed (names in `pins`): the directories of a version's tree; the pins of an endpoint's programs, and
-//! of its tcx links in `endpoints/<id>/` and `closing/`; the place of a clsact filter (`clsact`); `METRICS`, which is
-//! copied if its shape is this version's.
+//! All versions agree on (names in `pins`): a version's directories; the pins of an endpoint's programs and tcx links;
+//! the place of a clsact filter (`clsact`). `METRICS` is copied if its shape is this version's.
 //!
 //! # Steps
 //!
 //! 1. *Prepare* each endpoint from its record: load programs and maps into this version's tree, then write the row of
 //!    `CONFIG`, the slot of `CALLS` and the rows of `ENDPOINTS`. No attached program uses these maps yet.
 //! 2. Copy the *counters* into the new `METRICS`.
-//! 3. *Swap* each endpoint: move its tcx link pins into this version's tree, then replace the programs on each hook
+//! 3. *Swap* each endpoint: move its tcx link pins into this version's tree, then replace each hook's program
 //!    atomically.
 //! 4. Move the pins of closing links. Their sink keeps dropping.
-//! 5. *Remove* the other version's pins, and its shared maps when none of its endpoints is left.
-//!
-//! Meanwhile endpoints of both versions exchange packets: both versions' tables have the receiver. A new sender runs
-//! the receiver's new `deliver`, an old sender the old one, until step 5. Each `deliver` polices for the same record
-//! and redirects to the same interface. After an RCU grace period before step 5, no program of the other version runs
-//! when its `CALLS` is emptied.
+//! 5. After an RCU grace period, *remove* the other version's pins, and its shared maps when no endpoint needs them.
 //!
 //! # Failures
 //!
-//! A failure in steps 1 to 3 restores the other version's programs on swapped hooks and removes this version's tree;
-//! the caller refuses to start. A failure in steps 4 and 5 leaves unused pins, which the next start removes.
+//! A failure in steps 1 to 3 restores the other version's programs and removes this version's tree; the caller refuses
+//! to start. A failure in steps 4 and 5 leaves unused pins, which the next start removes.
 //!
-//! After a SIGKILL at any step, every hook has programs of one version, pinned in that version's tree, over pinned
-//! maps. A start of any version begins at step 1, but does not copy counters for an endpoint with this version's
-//! programs on a hook. Counters lose what the other version counts between copy and swap (milliseconds of traffic),
-//! and, for an endpoint swapped only after a SIGKILL, what this version's `deliver` counted until then.
+//! After a SIGKILL, every hook has programs of one version, pinned in that version's tree, over pinned maps. A start of
+//! any version begins at step 1, but copies no counters for an endpoint with this version's programs on a hook. Counts
+//! between copy and swap are lost; after a SIGKILL, also this version's counts before the swap.
 //!
 //! # Endpoints that stay
 //!
-//! An endpoint that cannot be taken over (no record, see `wharf_core::upgrade`) keeps its pins, programs and the other
-//! version's shared maps until its link is removed. Step 1 puts its `deliver` into this version's `CALLS` and its rows
-//! into `ENDPOINTS`; step 5 puts the new `deliver` of taken-over endpoints into the other version's `CALLS`. Tables of
-//! another shape are not changed: that direction then uses the node's stack, if the node forwards, or the old
-//! `deliver`.
+//! An endpoint without a usable record (`wharf_core::upgrade`) keeps its pins, programs and the other version's shared
+//! maps until its link is removed. Step 1 adds its `deliver` and rows to this version's tables; step 5 adds the new
+//! `deliver` of other endpoints to the other version's `CALLS`. If a table has another shape, that direction uses the
+//! node's stack, if the node forwards, or the old `deliver`.
 //!
 //! # Adding a stateful map
 //!
-//! A node map whose rows mean the same to both versions is pinned in both trees (`shared::share_with_other_versions`).
-//! Any other map whose content must survive is copied by [`Bpf::carry`].
+//! List a node map whose rows mean the same to both versions in `shared::OF_ALL_VERSIONS`. Copy any other map whose
+//! content must survive in [`Bpf::carry`].
 
 mod version_1;
 
@@ -88,8 +78,7 @@ impl Bpf {
         others.iter().map(|tree| Ok(VersionTree { version: tree.version(), endpoints: tree.endpoint_ids()? })).collect()
     }
 
-    /// Takes over endpoints and removes other versions' trees, except for `keep`. Calls `moves` after each prepared or
-    /// swapped endpoint.
+    /// Removes other versions' trees except for `keep`. Calls `moves` after each prepared or swapped endpoint.
     pub(crate) fn upgrade(
         &self,
         endpoints: &[Takeover],
@@ -147,7 +136,7 @@ impl Bpf {
         }
         for link in endpoints.iter().map(|endpoint| LinkRef::of(&endpoint.record)) {
             if self.is_in_force(&self.pins, others, &link)? {
-                // A killed start took this endpoint over: only this version has the newer counts.
+                // After a killed start, this version has the newer counts.
                 continue;
             }
             if let Err(why) = self.carry(others, &link) {
@@ -172,7 +161,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// On any hook.
+    /// Whether a hook of the link has a program of `tree`.
     fn is_in_force(&self, tree: &PinTree, others: &[PinTree], link: &LinkRef) -> Result<bool> {
         let ifname = link.host_ifname.as_str();
         let Some(index) = index_of(ifname)?.filter(|_| tree.endpoint_dir(link.id).is_dir()) else { return Ok(false) };
@@ -199,7 +188,6 @@ impl Bpf {
         let mut metrics = maps::metrics(&self.pins.endpoint(id, map::METRICS))?;
         let mut source = None;
         for tree in others.iter().filter(|tree| tree.endpoint(id, map::METRICS).exists()) {
-            // The version in force has the latest counters.
             if source.is_none() || self.is_in_force(tree, others, link)? {
                 source = Some(tree);
             }
@@ -226,7 +214,6 @@ impl Bpf {
         lost
     }
 
-    /// The attachments stay.
     fn move_links(&self, from: &[PinTree], to: &PinTree, id: EndpointId) -> Result<()> {
         for (tree, hook) in from.iter().flat_map(|tree| HOOKS.map(|hook| (tree, hook))) {
             let pin = tree.endpoint(id, hook.link);
@@ -238,7 +225,7 @@ impl Bpf {
         Ok(())
     }
 
-    /// The tree stays if an endpoint's programs still need its tables.
+    /// This version's tree stays if an endpoint's programs still need it.
     fn fall_back(&self, others: &[PinTree], endpoints: &[Takeover]) -> std::result::Result<(), NotBack> {
         let put_back = |endpoint: &Takeover| self.put_back(others, &LinkRef::of(&endpoint.record)).err();
         let failed: Vec<KernelError> = endpoints.iter().rev().filter_map(put_back).collect();
@@ -254,7 +241,6 @@ impl Bpf {
         }
         let removed = match self.pins.in_use() {
             Ok(left) if left.is_empty() => self.remove_shared(),
-            // Of this version's earlier endpoints, or of failures logged above.
             Ok(_) => Ok(()),
             Err(e) => Err(e),
         };
@@ -353,13 +339,12 @@ impl Bpf {
         pins::remove_dir(tree.root())
     }
 
-    /// Caches whether other versions have pins.
     pub(super) fn note_others(&self) -> Result<()> {
         self.beside_others.store(!self.pins.others()?.is_empty(), Ordering::Relaxed);
         Ok(())
     }
 
-    /// Removes other versions' pins of a removed link's endpoint, unless another link has the id.
+    /// The pins stay if another link has the id.
     pub(super) fn forget_elsewhere(&self, id: EndpointId) -> Result<()> {
         if !self.beside_others.load(Ordering::Relaxed) || has_link(id)? {
             return Ok(());
@@ -372,7 +357,7 @@ impl Bpf {
     }
 }
 
-/// Into another tree. False without `deliver`.
+/// False without `deliver`.
 fn put_deliver(calls_of: &PinTree, deliver_of: &PinTree, id: EndpointId) -> Result<bool> {
     let failed = |e: &(dyn std::error::Error + 'static)| wrap("fill call slot", format!("endpoint {id}"), e);
     let deliver = match open_program(&deliver_of.endpoint(id, PROGRAMS[2])) {
@@ -385,7 +370,6 @@ fn put_deliver(calls_of: &PinTree, deliver_of: &PinTree, id: EndpointId) -> Resu
     Ok(true)
 }
 
-/// `None` when not pinned.
 fn program_id(path: &Path) -> Result<Option<u32>> {
     match ProgramInfo::from_pin(path).map_err(|e| wrap("read program", path.display().to_string(), &e)) {
         Ok(info) => Ok(Some(info.id())),
@@ -403,20 +387,18 @@ fn known_shape<T>(opened: Result<T>) -> Result<Option<T>> {
     }
 }
 
-/// In this namespace, by interface name.
 fn has_link(id: EndpointId) -> Result<bool> {
     let all = if_nameindex().map_err(|e| wrap("list links", "names", &io::Error::from(e)))?;
     Ok(all.iter().any(|link| link.name().to_str().ok().and_then(parse_host_ifname).is_some_and(|(of, _)| of == id)))
 }
 
-/// A program of another version may be about to read its `CALLS`.
 fn wait_for_programs() {
     /// `linux/membarrier.h`: an RCU grace period, which covers programs.
     const GLOBAL: libc::c_int = 1;
     // SAFETY: the call takes three integers.
     let result = unsafe { libc::syscall(libc::SYS_membarrier, GLOBAL, 0, 0) };
     if result != 0 {
-        // The removals take longer than a program runs. The kernel lacks membarrier or has `nohz_full` processors.
+        // No membarrier, or `nohz_full` processors. The removals take longer than a program runs.
         tracing::debug!(error = %io::Error::last_os_error(), "membarrier");
     }
 }

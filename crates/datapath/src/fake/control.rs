@@ -1,4 +1,4 @@
-//! Controls of the fake for tests: failures, holds, call counts.
+//! Controls of the fake for tests.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -13,7 +13,7 @@ macro_rules! operations {
         pub enum Operation { $($(#[$doc])* $name,)+ }
 
         impl Operation {
-            /// All, in the trait's order.
+            /// In the trait's order.
             pub const ALL: &'static [Self] = &[$(Self::$name),+];
 
             /// The method's name.
@@ -46,7 +46,7 @@ operations! {
     RemoveAttached = "remove_attached",
     RemovePrograms = "remove_programs",
     RemoveLink = "unlist_link",
-    /// The release that [`wharf_core::kernel::EndpointKernel::unlist_link`] returns.
+    /// The release that `unlist_link` returns.
     ReleaseLink = "release_link",
     ObserveEndpoint = "observe_endpoint",
     ObserveMissing = "observe_missing",
@@ -90,13 +90,13 @@ struct HoldState {
     released: bool,
 }
 
-/// tokio's `wait_for` returns a read lock, under which a state change would deadlock: it is dropped here.
+/// Drops the read lock that tokio's `wait_for` returns: a state change would deadlock.
 async fn wait_until(state: &watch::Sender<HoldState>, reached: impl Fn(&HoldState) -> bool) {
     // The sender lives in `state`: this cannot fail.
     drop(state.subscribe().wait_for(|s| reached(s)).await);
 }
 
-/// Blocks the calls of an operation until dropped.
+/// Blocks an operation's calls until dropped.
 pub struct Hold {
     state: watch::Sender<HoldState>,
 }
@@ -122,7 +122,7 @@ impl Drop for Hold {
 pub(super) struct Waiter(watch::Sender<HoldState>);
 
 impl Waiter {
-    /// A call that is dropped meanwhile no longer counts as waiting.
+    /// A dropped call no longer counts as waiting.
     pub(super) async fn wait(self) {
         struct Leave(watch::Sender<HoldState>);
         impl Drop for Leave {
@@ -169,7 +169,7 @@ impl Controls {
         Hold { state }
     }
 
-    /// The changes before the wait. Each hold is for one call.
+    /// For one call. The changes before the wait.
     pub(super) fn node_hold(&mut self) -> Option<(usize, Waiter)> {
         let (changes, state) = self.node_hold.take().filter(|(_, state)| !state.borrow().released)?;
         Some((changes, Waiter(state)))

@@ -209,7 +209,6 @@ impl EndpointKernel for FakeKernel {
             };
             let before = host.attached.replace(Hook::Programs(pinned.program_ids[0]));
             host.attached_by = Some((link.id, link.epoch));
-            // Filters have no pins.
             pinned.links = link.owner.is_wharf();
             if let Some(slot) = s.calls.get_mut(&link.id) {
                 *slot = pinned.program_ids[2];

@@ -22,7 +22,6 @@ use wharf_core::{
 use super::{FakeKernel, Operation, observe, peers::Peers, policy::Policy, state::State};
 use crate::error::fail;
 
-/// The maps of policy rows.
 const POLICY_MAPS: [&str; 6] =
     [map::IPCACHE, map::POLICY_PORTS, map::POLICY_CELLS, map::POLICY_SETS, map::POLICY_STATE, map::ADDRESS_GENERATIONS];
 
@@ -49,7 +48,7 @@ impl FakeKernel {
         }
     }
 
-    /// A held call outlives its caller, as in the real kernel.
+    /// A held call outlives its caller.
     pub(super) async fn change<T: Send + 'static>(
         &self,
         operation: Operation,
@@ -65,7 +64,6 @@ impl FakeKernel {
         match held.await.map_err(tokio::task::JoinError::try_into_panic) {
             Ok(result) => result,
             Err(Ok(panic)) => std::panic::resume_unwind(panic),
-            // The runtime ends, and the caller with it.
             Err(Err(_)) => std::future::pending().await,
         }
     }

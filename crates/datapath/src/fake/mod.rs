@@ -1,10 +1,8 @@
-//! A kernel in memory. It models names, indexes and epochs; namespaces; pins, attachments, rows and routes and their
+//! A kernel in memory: names, indexes, epochs, namespaces, pins, attachments, rows and routes in their
 //! required order; failures before or after the effect; calls that hang.
 //!
-//! A green run does **not** prove: that programs load or police; that netlink messages are well formed; that deleting a
-//! link takes time and RTNL; limits, permissions and old kernels; concurrent changes by other programs; bpffs; attach
-//! modes; routes and rules inside a container; announcements; protocols and zones of connections; the start, ageing and
-//! eviction of flows; anything about test packets except the verdict.
+//! A green run proves nothing about programs, netlink encoding, time and RTNL, limits, old kernels, concurrent changes,
+//! bpffs, attach modes, routes in a container, announcements, connection tracking, ageing of flows.
 
 mod control;
 mod endpoint;
@@ -45,13 +43,13 @@ use state::{Hook, State};
 /// Programs on a link's hooks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Attachment {
-    /// The endpoint's.
+    /// The endpoint's programs.
     Programs,
     /// Drops everything.
     Sink,
 }
 
-/// Clones share one kernel, like a restarted agent's.
+/// Clones share one kernel.
 #[derive(Clone)]
 pub struct FakeKernel {
     features: Arc<KernelFeatures>,
@@ -76,17 +74,17 @@ impl FakeKernel {
         }
     }
 
-    /// Binds a new network namespace to a path. A previous one becomes unreachable but stays.
+    /// Binds a new namespace to a path.
     pub fn add_netns(&self, path: impl Into<PathBuf>) -> NetnsRef {
         self.state().add_netns(path.into())
     }
 
-    /// Also removes its interfaces and their host sides.
+    /// Also removes its interfaces and their peers.
     pub fn remove_netns(&self, path: &Path) {
         self.state().remove_netns(path);
     }
 
-    /// Not a namespace.
+    /// Adds a file that is no namespace.
     pub fn add_plain_file(&self, path: impl Into<PathBuf>) {
         self.state().plain_files.insert(path.into());
     }
@@ -96,7 +94,7 @@ impl FakeKernel {
         self.state().add_foreign_interface(netns, ifname)
     }
 
-    /// Up and with addresses. False without the namespace.
+    /// The link is up. False without the namespace.
     pub fn add_plugin_link(
         &self,
         netns: &Path,
@@ -107,7 +105,7 @@ impl FakeKernel {
         self.state().add_plugin_link(netns, ifname, host_ifname, addresses.into_iter().collect())
     }
 
-    /// By host interface name.
+    /// The hooks' programs.
     #[must_use]
     pub fn attached(&self, host_ifname: &str) -> Option<Attachment> {
         self.state().links.get(host_ifname)?.attached.map(|hook| match hook {
@@ -116,28 +114,28 @@ impl FakeKernel {
         })
     }
 
-    /// By host interface name.
+    /// Whether the node has the link.
     #[must_use]
     pub fn has_link(&self, host_ifname: &str) -> bool {
         self.state().links.contains_key(host_ifname)
     }
 
-    /// By another program. False without the route.
+    /// False without the route.
     pub fn remove_route_behind_the_back(&self, address: IpAddr) -> bool {
         self.state().routes.remove(&state::host_net(address)).is_some()
     }
 
-    /// By another program. False without the link.
+    /// False without the link.
     pub fn remove_link_behind_the_back(&self, host_ifname: &str) -> bool {
         self.state().remove_link_named(host_ifname)
     }
 
-    /// By another program. False without the link.
+    /// False without the link.
     pub fn change_link_behind_the_back(&self, host_ifname: &str, change: LinkChange) -> bool {
         self.state().change_link(host_ifname, change)
     }
 
-    /// By another program. False without the link.
+    /// False without the link.
     pub fn set_alias_behind_the_back(&self, host_ifname: &str, alias: Option<&str>) -> bool {
         match self.state().links.get_mut(host_ifname) {
             Some(link) => {
@@ -148,12 +146,12 @@ impl FakeKernel {
         }
     }
 
-    /// A Wharf route, by another program.
+    /// Adds a Wharf route.
     pub fn add_route_behind_the_back(&self, address: IpAddr, ifindex: IfIndex) {
         self.state().routes.insert(state::host_net(address), Some(ifindex));
     }
 
-    /// By another program.
+    /// Adds an endpoint row.
     pub fn add_row_behind_the_back(&self, row: EndpointTableRow) {
         self.state().rows.insert(row.address, row);
     }
@@ -164,22 +162,22 @@ impl FakeKernel {
         self.state().nat.clone()
     }
 
-    /// By another program.
+    /// Adds an entry.
     pub fn add_nat_behind_the_back(&self, entry: NatEntry) {
         self.state().nat.insert(entry);
     }
 
-    /// By another program. False without the entry.
+    /// False without the entry.
     pub fn remove_nat_behind_the_back(&self, entry: &NatEntry) -> bool {
         self.state().nat.remove(entry)
     }
 
-    /// By a process of the node.
+    /// A process of the node holds the port.
     pub fn hold_port(&self, port: u16) {
         self.state().held.insert(port);
     }
 
-    /// [`observe_node`](wharf_core::kernel::NodeKernel::observe_node) reports the problem until the next `ensure_node`.
+    /// `observe_node` reports it until the next `ensure_node`.
     pub fn break_node(&self, problem: NodeProblem) {
         self.state().broken.push(problem);
     }
@@ -195,7 +193,7 @@ impl FakeKernel {
         change(&mut self.state().peers);
     }
 
-    /// Routes to other nodes that [`ensure_node`](wharf_core::kernel::NodeKernel::ensure_node) cannot make.
+    /// Routes that cannot be made.
     pub fn set_missing_routes(&self, missing: Vec<MissingRoute>) {
         self.state().missing_routes = missing;
     }
@@ -215,7 +213,7 @@ impl FakeKernel {
         self.state().tracked = tracked;
     }
 
-    /// A conntrack row.
+    /// Adds a conntrack row.
     pub fn add_connection(&self, source: IpAddr, destination: IpAddr) {
         self.state().connections.push((source, destination));
     }
@@ -226,7 +224,7 @@ impl FakeKernel {
         self.state().connections.clone()
     }
 
-    /// A collection removes it when it has no time left.
+    /// A collection removes it when no time is left.
     pub fn add_flow(&self, flow: Flow) {
         self.state().flows.push(flow);
     }
@@ -242,7 +240,7 @@ impl FakeKernel {
         self.state().flow_usage = usage;
     }
 
-    /// On any interface.
+    /// Of any interface.
     pub fn add_node_address(&self, address: IpAddr) {
         self.state().node_addresses.insert(address);
     }
@@ -254,12 +252,12 @@ impl FakeKernel {
         (state.policy.rows.clone(), state.policy.mode)
     }
 
-    /// The table of peers is one of an earlier version.
+    /// Size of the peer table.
     pub fn set_peers_max(&self, rows: u32) {
         self.state().policy.peers_max = Some(rows);
     }
 
-    /// Sets a cell's counters. False without the cell.
+    /// Sets counters. False without the cell.
     pub fn set_judged(&self, key: &CellKey, judged: Judged) -> bool {
         match self.state().policy.rows.cells.get_mut(key) {
             Some((_, by)) => {
@@ -270,7 +268,7 @@ impl FakeKernel {
         }
     }
 
-    /// The next policy change fails at its row change `index`, from zero. Earlier rows change.
+    /// The next policy change fails at row change `index`, from zero; earlier rows change.
     pub fn fail_policy_at(&self, index: usize, kind: KernelErrorKind) {
         self.state().policy.fails_at = Some((index, kind));
     }
@@ -285,7 +283,7 @@ impl FakeKernel {
         self.state().events.push(event);
     }
 
-    /// The events added so far.
+    /// Removes and returns the events.
     #[must_use]
     pub fn take_events(&self) -> Vec<Event> {
         std::mem::take(&mut self.state().events)
@@ -296,7 +294,7 @@ impl FakeKernel {
         self.controls().fail(operation, kind, false);
     }
 
-    /// The next call fails after its effect, like a lost answer.
+    /// The next call fails after its effect.
     pub fn fail_next_after_effect(&self, operation: Operation, kind: KernelErrorKind) {
         self.controls().fail(operation, kind, true);
     }
@@ -311,26 +309,25 @@ impl FakeKernel {
         self.controls().fail_always(operation, None);
     }
 
-    /// Calls wait, without effect, until the hold is dropped. A held endpoint change outlives its caller.
+    /// Calls wait, without effect, until the hold is dropped.
     #[must_use]
     pub fn hold(&self, operation: Operation) -> Hold {
         self.controls().hold(operation)
     }
 
-    /// The next `ensure_node` waits after so many changes of [`Peers`], until the hold is dropped. A call that makes no
-    /// further change does not wait.
+    /// The next `ensure_node` waits after `changes` changes of [`Peers`]; a call without a further change does not.
     #[must_use]
     pub fn hold_node(&self, changes: usize) -> Hold {
         self.controls().hold_node(changes)
     }
 
-    /// Including failed ones.
+    /// Failed calls included.
     #[must_use]
     pub fn calls(&self, operation: Operation) -> u64 {
         self.controls().log.iter().filter(|(o, _)| *o == operation).count() as u64
     }
 
-    /// Oldest first, with subjects (`endpoint 7`, a path, `node`).
+    /// Oldest first, with subjects.
     #[must_use]
     pub fn call_log(&self) -> Vec<(Operation, String)> {
         self.controls().log.clone()
@@ -341,7 +338,7 @@ impl FakeKernel {
         self.controls().log.clear();
     }
 
-    /// No Wharf object is left, except the node's part.
+    /// No Wharf object is left, except the node's.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.state().is_clean()

@@ -1,4 +1,4 @@
-//! Routes to other nodes and the overlay, which change one object at a time, in the order of the real kernel.
+//! Routes to other nodes and the overlay, changed one object at a time in the real kernel's order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -13,11 +13,11 @@ use wharf_core::{
 pub struct Peers {
     /// Next hops by destination.
     pub routes: BTreeMap<IpNet, NextHop>,
-    /// Destinations of the unreachable routes behind the routes.
+    /// Destinations of the unreachable routes.
     pub unreachable: BTreeSet<IpNet>,
     /// The overlay's device, without nodes.
     pub device: Option<OverlaySpec>,
-    /// Rows of the overlay's filter, by the node's name.
+    /// Rows of the overlay's filter by node name.
     pub rows: BTreeMap<String, OverlayNode>,
 }
 
@@ -33,13 +33,13 @@ impl Peers {
         }
     }
 
-    /// The routes by the device go with it.
+    /// Also removes its routes.
     pub fn remove_device(&mut self) {
         self.device = None;
         self.routes.retain(|_, via| matches!(via, NextHop::Direct(_)));
     }
 
-    /// Makes at most `most` changes. False if the specification needs more.
+    /// False if the specification needs more changes.
     pub(super) fn change(&mut self, spec: &NodeSpec, most: usize) -> bool {
         let wanted = Self::of(spec);
         for _ in 0..most {
@@ -50,9 +50,9 @@ impl Peers {
         *self == wanted
     }
 
-    /// Makes the next change. False if there is none.
+    /// False without a change.
     fn step(&mut self, wanted: &Self) -> bool {
-        // Without the device, the whole filter goes after it.
+        // Without the device, the filter goes after it.
         if wanted.device.is_some() {
             if let Some(name) = self.rows.keys().find(|name| !wanted.rows.contains_key(*name)).cloned() {
                 return self.rows.remove(&name).is_some();

@@ -21,9 +21,7 @@ use crate::{
 pub(super) struct Policy {
     pub(super) rows: PolicyRows,
     pub(super) mode: Mode,
-    /// `None` for this version's.
     pub(super) peers_max: Option<u32>,
-    /// Generations of addresses by slot.
     addresses: BTreeMap<u32, u32>,
     /// The next call fails at this row change.
     pub(super) fails_at: Option<(usize, KernelErrorKind)>,

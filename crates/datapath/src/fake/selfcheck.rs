@@ -103,7 +103,6 @@ fn decide(s: &State, id: EndpointId, pinned: &Pinned, case: &Case) -> (Verdict, 
     }
 }
 
-/// `None` without the endpoint's maps.
 pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<CaseResult>> {
     let pinned = s.pins.get(&id)?;
     let outcome = |case: &Case| {

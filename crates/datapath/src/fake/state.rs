@@ -77,7 +77,6 @@ pub(super) struct HostSide {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Hook {
-    /// By the first id.
     Programs(u32),
     Sink,
 }
@@ -87,7 +86,7 @@ pub(super) enum Hook {
 pub enum LinkChange {
     /// Host side: another MAC.
     HostMac(MacAddr),
-    /// Host side: the kernel resolves neighbours on it.
+    /// The kernel resolves neighbours.
     HostArp,
     /// Host side: another MTU.
     HostMtu(u32),
@@ -130,7 +129,6 @@ pub(super) struct State {
     pub(super) routes: BTreeMap<IpNet, Option<IfIndex>>,
     pub(super) node: Option<NodeSpec>,
     pub(super) peers: Peers,
-    /// Routes that `ensure_node` cannot make.
     pub(super) missing_routes: Vec<MissingRoute>,
     /// Except the router's.
     pub(super) node_addresses: BTreeSet<IpAddr>,
@@ -145,7 +143,6 @@ pub(super) struct State {
     pub(super) uplinks: Vec<Uplink>,
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) flows: Vec<Flow>,
-    /// For the next collection.
     pub(super) flow_usage: FlowUsage,
     pub(super) policy: Policy,
     pub(super) events: Vec<Event>,
@@ -187,7 +184,6 @@ impl State {
         true
     }
 
-    /// False without the namespace.
     pub(super) fn add_plugin_link(
         &mut self,
         netns: &Path,
@@ -229,7 +225,6 @@ impl State {
         self.namespaces.get(&wanted.path).filter(|ns| ns.identity.same(wanted))
     }
 
-    /// False without the link.
     pub(super) fn change_link(&mut self, host_ifname: &str, change: LinkChange) -> bool {
         let Some(link) = self.links.get_mut(host_ifname) else { return false };
         let inode = link.inode;
@@ -274,7 +269,6 @@ impl State {
         }
     }
 
-    /// Configurations with source prefixes.
     pub(super) fn sources(&self) -> impl Iterator<Item = (&EndpointId, &ConfigSpec)> {
         let configs = self.pins.iter().filter_map(|(id, p)| Some((id, p.config.as_ref()?)));
         configs.filter(|(_, config)| !config.sources.is_empty())

@@ -29,12 +29,11 @@ fn message(ifindex: IfIndex, address: IpAddr) -> AddressMessage {
     }
 }
 
-/// Refused with EEXIST when it exists.
 pub(crate) fn add(ifindex: IfIndex, address: IpAddr) -> Request {
     Request::new(RouteNetlinkMessage::NewAddress(message(ifindex, address)), NLM_F_CREATE | NLM_F_EXCL)
 }
 
-/// As [`add`], for an address that another link has, too: the main table gets no second route to it.
+/// For an address that another link has, too: no second route in the main table.
 pub(crate) fn add_again(ifindex: IfIndex, address: IpAddr) -> Request {
     let mut message = message(ifindex, address);
     for attribute in &mut message.attributes {
@@ -56,14 +55,13 @@ pub(crate) struct Address {
     pub(crate) link_local: bool,
 }
 
-/// Addresses to remove from a link and to add to it, so that it has exactly `wanted` and link-local ones.
+/// Addresses to remove and to add. Ignores link-local ones.
 pub(crate) fn difference(there: &[Address], wanted: &[IpAddr]) -> (Vec<IpAddr>, Vec<IpAddr>) {
     let old = there.iter().filter(|a| !a.link_local && !wanted.contains(&a.address)).map(|a| a.address);
     let new = wanted.iter().filter(|a| !there.iter().any(|t| t.address == **a)).copied();
     (old.collect(), new.collect())
 }
 
-/// Wanted addresses that are missing or have another prefix length.
 pub(crate) fn problems(there: &[Address], wanted: &[IpAddr], ifname: &str) -> Vec<NodeProblem> {
     let problem = |address: &IpAddr| {
         let found = there.iter().find(|a| a.address == *address).map(|a| a.prefix_len);

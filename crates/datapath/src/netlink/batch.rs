@@ -86,15 +86,13 @@ pub(crate) struct Connection {
     datagram: Vec<u8>,
 }
 
-/// Multicast messages received while waiting for an answer. An event that the kernel queues while it computes an answer
-/// reports a change that the answer misses, and comes only once.
+/// Multicast messages received while waiting for an answer: they come only once.
 #[derive(Default)]
 struct Heard {
     frames: VecDeque<Frame>,
 }
 
 impl Heard {
-    /// Frames. Answers take microseconds.
     const CAPACITY: usize = 4_096;
 
     fn sort(&mut self, frames: Vec<Frame>, to_group: bool) -> io::Result<Option<Vec<Frame>>> {
@@ -144,7 +142,7 @@ impl Connection {
         &self.socket
     }
 
-    /// Answers are in order. The kernel continues after a refusal.
+    /// Answers are in order; the kernel continues after a refusal.
     ///
     /// # Errors
     /// Only when the socket fails; the outcome is then unknown.
@@ -158,7 +156,7 @@ impl Connection {
         Ok(answers)
     }
 
-    /// For objects that the message library lacks; returns the raw answer with its header.
+    /// For objects that the message library lacks. Returns the raw answer.
     pub(crate) fn one_of_kind(&mut self, kind: u16, payload: &[u8]) -> Result<std::result::Result<Vec<u8>, Refusal>> {
         self.try_one_of_kind(kind, payload).map_err(|e| wrap("talk to kernel", "NETLINK_ROUTE", &e))
     }
@@ -257,17 +255,17 @@ impl Connection {
         Ok(setsockopt(&self.socket, sockopt::ReceiveTimeout, &timeout)?)
     }
 
-    /// Consistent; without unparsable messages, which concern foreign objects.
+    /// Consistent. Omits unparsable messages, which concern foreign objects.
     pub(crate) fn dump(&mut self, request: &RouteNetlinkMessage) -> Result<Answer> {
         self.dump_without(request, |_| false)
     }
 
-    /// [`Self::dump`] without the messages that `skips` names by their bytes: to parse thousands takes long.
+    /// Omits messages that `skips` selects: parsing thousands takes long.
     pub(crate) fn dump_without(&mut self, request: &RouteNetlinkMessage, skips: fn(&[u8]) -> bool) -> Result<Answer> {
         Ok(self.consistent(request, skips)?.map(|whole| whole.known))
     }
 
-    /// [`Self::dump`] with the number of unparsable messages.
+    /// With the number of unparsable messages.
     pub(crate) fn dump_whole(&mut self, request: &RouteNetlinkMessage) -> Result<std::result::Result<Dump, Refusal>> {
         self.consistent(request, |_| false)
     }
@@ -286,7 +284,6 @@ impl Connection {
         Err(fail("dump", "NETLINK_ROUTE", KernelErrorKind::Exhausted, "it changed each time it was read; try again"))
     }
 
-    /// `None` when the dump is inconsistent.
     fn try_dump(
         &mut self,
         request: RouteNetlinkMessage,
@@ -335,7 +332,6 @@ impl Connection {
         if sent == buffer.len() { Ok(()) } else { Err(io::Error::other("the kernel took only a part of the request")) }
     }
 
-    /// Multicast messages ([`Self::hear_links`]) are queued for [`Self::heard`].
     fn receive(&mut self) -> io::Result<Vec<Frame>> {
         loop {
             let (frames, to_group) = self.receive_any()?;
@@ -345,7 +341,6 @@ impl Connection {
         }
     }
 
-    /// True for multicast.
     fn receive_any(&mut self) -> io::Result<(Vec<Frame>, bool)> {
         self.datagram.clear();
         self.datagram.reserve(DATAGRAM);
@@ -397,7 +392,6 @@ pub(super) fn frames(mut datagram: &[u8]) -> io::Result<Vec<Frame>> {
     Ok(frames)
 }
 
-/// For [`crate::outside`].
 pub(crate) fn in_words(datagram: &[u8]) -> io::Result<Vec<(u32, Option<String>)>> {
     let words = |body| match body {
         Body::Ack => Some("ack".to_owned()),
@@ -408,7 +402,6 @@ pub(crate) fn in_words(datagram: &[u8]) -> io::Result<Vec<(u32, Option<String>)>
     Ok(frames(datagram)?.into_iter().map(|frame| (frame.sequence, words(frame.body))).collect())
 }
 
-/// `None` for success.
 fn refusal(message: &[u8], flags: u16) -> Option<Refusal> {
     let code = read_u32(message, HEADER_LEN)?.cast_signed();
     if code == 0 {

@@ -1,8 +1,6 @@
-//! The node's conntrack rows, over ctnetlink.
-//!
-//! A row outlives its address's owner: a new owner would inherit old translations and states. It also keeps a flow's
-//! destination when a port is published later. Only addresses, ports, id and zone are read, and the identifying tuple
-//! is sent back unchanged, so unknown attributes are harmless.
+//! The node's conntrack rows, over ctnetlink. A row outlives its address's owner: a new owner would inherit
+//! translations and states. It also keeps a flow's destination when a port is published later. The identifying tuple is
+//! sent back unchanged, with unknown attributes.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -35,7 +33,6 @@ use crate::error::{fail, wrap};
 const OPERATION: &str = "remove connections";
 const SUBJECT: &str = "conntrack";
 
-/// Exists once the kernel tracks connections.
 const COUNT: &str = "/proc/sys/net/netfilter/nf_conntrack_count";
 
 const LIMIT: &str = "/proc/sys/net/netfilter/nf_conntrack_max";
@@ -67,17 +64,16 @@ const NESTED: u16 = 1 << 15;
 
 /// Rows found per pass.
 const LOOK: usize = 16_384;
-/// Ports with a filtered pass each; otherwise one pass reads the table.
+/// Ports with a filtered pass each.
 const FILTERS: usize = 8;
 /// Rows that may be scanned while a create waits.
 const SMALL: u64 = 4_096;
 /// Per call: four million rows.
 const LOOKS: usize = 256;
-/// Per `sendmsg`: the answers must fit the receive buffer.
+/// The answers must fit the receive buffer.
 const CHUNK: usize = 32;
-/// The kernel answers before `sendmsg` returns; guards against bugs.
+/// Guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-/// Millions of rows take a second or two.
 const DUMP_TIMEOUT: Duration = Duration::from_secs(60);
 
 pub(crate) fn is_there() -> bool {
@@ -97,7 +93,7 @@ pub(crate) fn fill() -> Option<Tracked> {
     Some(Tracked { entries: number(COUNT)?, limit: number(LIMIT)? })
 }
 
-/// In either direction and any zone; returns their number.
+/// In either direction and any zone.
 pub(crate) fn remove(ips: &[IpAddr]) -> Result<u64> {
     if ips.is_empty() || count() == 0 {
         return Ok(0);
@@ -106,7 +102,6 @@ pub(crate) fn remove(ips: &[IpAddr]) -> Result<u64> {
     remove_where(None, &|original, reply| original.is_of(&wanted) || reply.is_of(&wanted))
 }
 
-/// The state that tracked flows must match.
 pub(crate) struct Published<'a> {
     pub(crate) mappings: &'a [PortMapping],
     pub(crate) own: &'a HashSet<IpAddr>,
@@ -114,8 +109,7 @@ pub(crate) struct Published<'a> {
     pub(crate) pools: &'a [IpNet],
 }
 
-/// Removes rows that contradict the node's table: they began before their port was published, while another container
-/// had it, or without the table.
+/// Rows that began before their port was published, or without the table.
 pub(crate) fn remove_stale(published: &Published<'_>) -> Result<u64> {
     if published.mappings.is_empty() && published.own.is_empty() || count() == 0 {
         return Ok(0);
@@ -148,7 +142,7 @@ impl Published<'_> {
         let is_own = self.node.contains(&to) || to.is_ipv4() && to.is_loopback();
         // Foreign rules' translations stay.
         let is_ours = answers == Some(to) || answers.is_some_and(|ip| self.pools.iter().any(|pool| pool.contains(&ip)));
-        // Only UDP: a TCP or SCTP flow is a connection that its peer knows.
+        // A TCP or SCTP flow is a connection that its peer knows.
         is_ours
             && self.mappings.iter().filter(|m| m.protocol == Protocol::Udp).any(|m| {
                 m.host_ip.map_or(is_own && to.is_ipv4() == m.container.is_ipv4(), |of| of == to)
@@ -267,7 +261,6 @@ impl Tracker {
         }
     }
 
-    /// Does not count rows that are already gone.
     fn delete(mut self, rows: Vec<Row>) -> Result<u64> {
         let mut removed = 0;
         let mut first = None;
@@ -368,7 +361,6 @@ fn read(message: &[u8], wanted: Wanted<'_>) -> std::result::Result<Option<Row>, 
     Ok(wanted(&original, &reply).then_some(Row { family, name }))
 }
 
-/// For [`crate::outside`]; `None` if unreadable.
 pub(crate) fn is_of(message: &[u8], wanted: &HashSet<IpAddr>) -> Option<bool> {
     let is_of = |original: &Ends, reply: &Ends| original.is_of(wanted) || reply.is_of(wanted);
     read(message, &is_of).ok().map(|row| row.is_some())
@@ -380,10 +372,9 @@ fn copy(attribute: &NlaBuffer<&[u8]>) -> DefaultNla {
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Ends {
-    /// Source and destination.
     addresses: [Option<IpAddr>; 2],
     protocol: Option<u8>,
-    /// Source and destination, if the protocol has ports.
+    /// Only if the protocol has ports.
     ports: [Option<u16>; 2],
 }
 
@@ -451,7 +442,6 @@ mod tests {
         read(message, &|original, reply| original.is_of(&wanted) || reply.is_of(&wanted))
     }
 
-    /// 10.0.0.1 to 10.0.0.9, translated to 10.0.0.2.
     fn row() -> Vec<DefaultNla> {
         vec![
             tuple(TUPLE_ORIG, [10, 0, 0, 1], [10, 0, 0, 9]),

@@ -30,14 +30,13 @@ pub(crate) struct LinkSeen {
     pub(crate) name: String,
     pub(crate) ifindex: IfIndex,
     pub(crate) peer: IfIndex,
-    /// The peer's namespace id; `None` for the same namespace.
+    /// `None`: the same namespace.
     pub(crate) peer_netns: Option<i32>,
     pub(crate) up: bool,
     /// Both ends are up, and the kernel has activated the link.
     pub(crate) running: bool,
     pub(crate) carrier_ups: u32,
     pub(crate) mtu: u32,
-    /// Not `IFF_NOARP`.
     pub(crate) arp: bool,
     pub(crate) mac: Option<MacAddr>,
     pub(crate) alias: Option<String>,
@@ -52,7 +51,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
     let mut seen = LinkSeen {
         name: String::new(),
         ifindex,
-        // Kernels before 5.8 omit the peer's index where it equals the link's.
+        // Kernels before 5.8 omit it where it equals the link's index.
         peer: ifindex,
         peer_netns: None,
         up: m.header.flags.contains(LinkFlags::Up),
@@ -93,7 +92,7 @@ pub(crate) fn mark(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Str
     Mark::new(id.get(), epoch.0, network.as_str(), container_id.as_str(), ifname.as_str()).to_string()
 }
 
-/// Older links have `wharf:ID:EPOCH` without an owner; connecting the endpoint updates them.
+/// Older links have `wharf:ID:EPOCH`; connecting the endpoint updates them.
 pub(crate) fn names(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
     let marked = |m: Mark| m.id == id.get() && m.epoch == epoch.0;
     is_unowned(alias, id, epoch) || alias.and_then(Mark::parse).is_some_and(marked)
@@ -135,7 +134,6 @@ pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
     get_all(InfoKind::Veth)
 }
 
-/// The kernel filters, if it has the kind.
 pub(crate) fn get_all(kind: InfoKind) -> RouteNetlinkMessage {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
@@ -167,7 +165,6 @@ pub(crate) fn no_generated_addresses() -> LinkAttribute {
     LinkAttribute::AfSpecUnspec(vec![AfSpecUnspec::Inet6(vec![AfSpecInet6::AddrGenMode(In6AddrGenMode::None)])])
 }
 
-/// `RTM_SETLINK`.
 pub(crate) fn set(message: LinkMessage) -> Request {
     Request::new(RouteNetlinkMessage::SetLink(message), 0)
 }
@@ -215,7 +212,7 @@ fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
         .name(host)
         .address(spec.host_mac.0.to_vec())
         .mtu(spec.mtu)
-        // The programs answer the container's ARP and replace the link-layer address that the node writes.
+        // The programs answer the container's ARP and replace the node's link-layer address.
         .arp(false)
         .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
         .build();
@@ -230,11 +227,10 @@ fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
     ]
 }
 
-/// Creates the pair, both sides down.
 pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link> {
     let netns = thread.open(OPERATION, &spec.netns)?;
     let mut host = Connection::open()?;
-    // Second attempt: after a left-over link was removed.
+    // The second attempt follows the removal of a left-over link.
     for last in [false, true] {
         crash::point("datapath/link/before-create");
         let mut answers = host.batch(create_batch(spec, &netns))?.into_iter();
@@ -292,7 +288,6 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
     Err(fail(OPERATION, describe(spec), KernelErrorKind::Conflict, "an interface of that name keeps coming back"))
 }
 
-/// Without IPv6 (or with `ipv6.disable=1`).
 fn no_ipv6(refusal: &super::Refusal) -> bool {
     refusal.is(libc::EAFNOSUPPORT)
 }

@@ -1,5 +1,5 @@
-//! Synchronous route netlink, in batches: the kernel handles requests inside `sendmsg`. A socket stays in the namespace
-//! in which it was opened.
+//! Synchronous route netlink, in batches: the kernel handles requests inside `sendmsg`. A socket stays in its
+//! namespace.
 
 pub(crate) mod address;
 pub(crate) mod batch;

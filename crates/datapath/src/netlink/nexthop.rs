@@ -22,7 +22,6 @@ struct Nexthop {
     members: Vec<u32>,
 }
 
-/// Empty if the object is gone.
 pub(crate) fn interfaces(connection: &mut Connection, id: u32) -> Result<Vec<u32>> {
     let first = look_up(connection, id)?;
     let mut found = Vec::from_iter(first.interface);

@@ -18,7 +18,6 @@ use crate::ROUTE_PROTOCOL;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Proxy {
     pub(crate) address: IpAddr,
-    /// Where the kernel answers.
     pub(crate) ifindex: IfIndex,
 }
 
@@ -33,14 +32,14 @@ impl Proxy {
         m
     }
 
-    /// The kernel does not refuse duplicates: look for a foreign entry first.
+    /// Look for a foreign entry first: the kernel does not refuse duplicates.
     pub(crate) fn add(self) -> Request {
         let mut m = self.message();
         m.attributes.push(NeighbourAttribute::Protocol(RouteProtocol::from(ROUTE_PROTOCOL)));
         Request::new(RouteNetlinkMessage::NewNeighbour(m), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Also removes a foreign entry. Refused with ENOENT when there is none.
+    /// Also removes a foreign entry.
     pub(crate) fn remove(self) -> Request {
         Request::new(RouteNetlinkMessage::DelNeighbour(self.message()), 0)
     }

@@ -22,20 +22,18 @@ use wharf_core::{
 use super::{Connection, Request};
 use crate::{PEER_PROTOCOL, ROUTE_PROTOCOL};
 
-/// Any other route to the destination takes precedence.
+/// Any other route takes precedence.
 const LAST_METRIC: u32 = 0x7768_0000;
-/// Of routes to other nodes: before an unreachable route of the same destination.
+/// Before an unreachable route.
 const PEER_METRIC: u32 = LAST_METRIC - 1;
-/// Of unreachable routes behind those to other nodes. Not a pool's metric: while two nodes exchange networks, both
-/// routes may have the same destination.
+/// Not a pool's: while two nodes exchange networks, both unreachable routes may have one destination.
 const PEER_LAST_METRIC: u32 = LAST_METRIC + 1;
 
-/// Next hops on the overlay's interface and the router's, which resolve none: one neighbour of each family serves all
-/// routes.
+/// On the overlay's and the router's interface; one neighbour of each family serves all routes.
 const OVERLAY_HOP4: Ipv4Addr = Ipv4Addr::new(169, 254, 88, 1);
 const OVERLAY_HOP6: Ipv6Addr = Ipv6Addr::new(0xfe80, 0, 0, 0, 0, 0, 0, 0x58);
 
-/// Ends of the tunnel that a route leads into (a lightweight tunnel, `linux/lwtunnel.h`).
+/// Ends of a lightweight tunnel (`linux/lwtunnel.h`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Tunnel {
     pub(crate) vni: u32,
@@ -67,7 +65,6 @@ impl Tunnel {
         [RouteAttribute::EncapType(kind), RouteAttribute::Encap(encap)]
     }
 
-    /// `None` for other encapsulations.
     fn read(message: &RouteMessage) -> Option<Self> {
         let (mut vni, mut remote, mut local) = (None, None, None);
         let parts =
@@ -84,7 +81,6 @@ impl Tunnel {
                 _ => {}
             }
         }
-        // The kernel reports a source that was not chosen as zero.
         Some(Self { vni: vni?, remote: remote?, local: local.filter(|a: &IpAddr| !a.is_unspecified()) })
     }
 }
@@ -95,14 +91,13 @@ pub(crate) struct Route {
     /// `None`: the main table.
     pub(crate) table: Option<u32>,
     pub(crate) destination: IpNet,
-    /// `None` for unreachable routes.
     pub(crate) ifindex: Option<IfIndex>,
     pub(crate) gateway: Option<IpAddr>,
     pub(crate) source: Option<IpAddr>,
     /// The lowest wins. `None`: the family's default, 0 or 1024.
     pub(crate) metric: Option<u32>,
     pub(crate) tunnel: Option<Tunnel>,
-    /// Bytes; `None` for the interface's MTU. Not read of other routes of the main table than tunnels.
+    /// Bytes; `None`: the interface's. In the main table, only read for tunnels.
     pub(crate) mtu: Option<u32>,
 }
 
@@ -122,36 +117,33 @@ impl Route {
         Self { ifindex: Some(ifindex), gateway: Some(gateway), ..Self::to(to) }
     }
 
-    /// ICMP error to the sender, unless there is another route.
+    /// Sends an ICMP error, unless there is another route.
     pub(crate) fn unreachable(to: IpNet) -> Self {
         Self { metric: Some(LAST_METRIC), ..Self::to(to.trunc()) }
     }
 
-    /// Without a link: the kernel takes the link whose network contains the gateway.
+    /// The kernel selects the link whose network contains the gateway.
     pub(crate) fn to_peer(to: IpNet, gateway: IpAddr) -> Self {
         Self { protocol: PEER_PROTOCOL, gateway: Some(gateway), metric: Some(PEER_METRIC), ..Self::to(to.trunc()) }
     }
 
-    /// ICMP error to the sender while the route to another node is missing.
+    /// As [`Self::unreachable`], behind a route to another node.
     pub(crate) fn unreachable_peer(to: IpNet) -> Self {
         Self { protocol: PEER_PROTOCOL, metric: Some(PEER_LAST_METRIC), ..Self::to(to.trunc()) }
     }
 
-    /// By the overlay's interface. `source`: of the node's own packets.
     pub(crate) fn by_overlay(to: IpNet, tunnel: Tunnel, mtu: u32, ifindex: IfIndex, source: Option<IpAddr>) -> Self {
         let hop = if to.addr().is_ipv4() { OVERLAY_HOP4.into() } else { OVERLAY_HOP6.into() };
         Self { ifindex: Some(ifindex), source, tunnel: Some(tunnel), mtu: Some(mtu), ..Self::to_peer(to, hop) }
     }
 
-    /// To another node, for packets that are judged at the router's link.
+    /// For packets that the router's link judges.
     pub(crate) fn translated(to: IpNet, router: IfIndex, table: u32, mtu: Option<u32>) -> Self {
-        // A next hop, so that the link needs no neighbour entry for each destination.
         let hop = if to.addr().is_ipv4() { OVERLAY_HOP4.into() } else { OVERLAY_HOP6.into() };
         let metric = Some(PEER_METRIC);
         Self { table: Some(table), ifindex: Some(router), gateway: Some(hop), metric, mtu, ..Self::to(to.trunc()) }
     }
 
-    /// `None` for other routes than those to other nodes.
     pub(crate) fn next_hop(&self) -> Option<NextHop> {
         match self.tunnel {
             Some(Tunnel { remote, local, .. }) => Some(NextHop::Overlay { remote, local }),
@@ -159,12 +151,10 @@ impl Route {
         }
     }
 
-    /// Protocol number and metric are both Wharf's.
     pub(crate) fn is_to_peer(&self) -> bool {
         self.protocol == PEER_PROTOCOL && self.metric == Some(PEER_METRIC) && self.gateway.is_some()
     }
 
-    /// Of an unreachable route.
     pub(crate) fn is_unreachable_peer(&self) -> bool {
         *self == Self::unreachable_peer(self.destination)
     }
@@ -214,7 +204,6 @@ impl Route {
             m.attributes.push(RouteAttribute::PrefSource(RouteAddress::from(source)));
         }
         if [Some(OVERLAY_HOP4.into()), Some(OVERLAY_HOP6.into())].contains(&self.gateway) {
-            // No network of the interface contains it.
             m.header.flags |= RouteFlags::Onlink;
         }
         if let Some(tunnel) = &self.tunnel {
@@ -226,12 +215,11 @@ impl Route {
         m
     }
 
-    /// Refused with EEXIST if any route has the destination and metric: no foreign route is replaced.
+    /// Refused with EEXIST if any route has the destination and metric.
     pub(crate) fn add(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Replaces the route with this destination and metric.
     pub(crate) fn replace(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRoute(self.message()), NLM_F_CREATE | NLM_F_REPLACE)
     }
@@ -243,12 +231,11 @@ impl Route {
     }
 }
 
-/// Of the main table. `protocol`: of one protocol number, or of all.
+/// Of the main table; `protocol` is `None` for all.
 pub(crate) fn list(connection: &mut Connection, protocol: Option<u8>) -> Result<Vec<Route>> {
     list_table(connection, None, protocol)
 }
 
-/// The kernel filters, so other links' routes cost little.
 pub(crate) fn of_link(connection: &mut Connection, ifindex: IfIndex, protocol: Option<u8>) -> Result<Vec<Route>> {
     ask(connection, None, protocol, Only::Over(ifindex))
 }
@@ -257,15 +244,13 @@ pub(crate) fn list_table(connection: &mut Connection, table: Option<u32>, protoc
     ask(connection, table, protocol, Only::All)
 }
 
-/// The kernel filters: cheap with any number of endpoints.
 pub(crate) fn unreachable(connection: &mut Connection, protocol: u8) -> Result<Vec<Route>> {
     let mut found = ask(connection, None, Some(protocol), Only::Unreachable)?;
-    // Never an endpoint's: callers may remove these routes.
+    // Callers may remove these routes, so never an endpoint's.
     found.retain(|route| route.ifindex.is_none());
     Ok(found)
 }
 
-/// Routes to other nodes, without the unreachable routes behind them. The kernel filters.
 pub(crate) fn to_peers(connection: &mut Connection) -> Result<Vec<Route>> {
     let mut found = ask(connection, None, Some(PEER_PROTOCOL), Only::Unicast)?;
     found.retain(Route::is_to_peer);
@@ -288,7 +273,6 @@ pub(crate) fn of_networks(connection: &mut Connection) -> Result<Vec<Route>> {
     Ok(found)
 }
 
-/// The kernel's filter, besides table and protocol number.
 #[derive(Clone, Copy)]
 enum Only {
     All,
@@ -313,7 +297,7 @@ fn ask(connection: &mut Connection, table: Option<u32>, protocol: Option<u8>, on
             Only::Unreachable => request.header.kind = RouteType::Unreachable,
             Only::Unicast => request.header.kind = RouteType::Unicast,
         }
-        // The family, the table or the link may not exist.
+        // The family, table or link may not exist.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRoute(request))? else { continue };
         found.extend(messages.iter().filter_map(|m| read(m, table, protocol)));
     }
@@ -329,7 +313,7 @@ pub(crate) fn is_local(connection: &mut Connection, address: Ipv6Addr) -> Result
     Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
 }
 
-/// Whether the node has the address, or a local route to it.
+/// Whether the node has the address or a local route to it.
 pub(crate) fn ends_here(connection: &mut Connection, address: IpAddr) -> Result<bool> {
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
     Ok(answer.is_ok_and(|messages| messages.iter().any(|m| is_local_route_to(m, None))))
@@ -345,7 +329,7 @@ pub(crate) fn is_local_route_to(message: &RouteNetlinkMessage, address: Option<I
 pub(crate) fn question(address: IpAddr) -> RouteMessage {
     let mut question = RouteMessage::default();
     (question.header.address_family, question.header.flags) = match address {
-        // Without the second flag the answer always names the main table. IPv6 refuses it.
+        // Without `LookupTable` the answer always names the main table. IPv6 refuses it.
         IpAddr::V4(_) => (AddressFamily::Inet, RouteFlags::FibMatch | RouteFlags::LookupTable),
         IpAddr::V6(_) => (AddressFamily::Inet6, RouteFlags::FibMatch),
     };

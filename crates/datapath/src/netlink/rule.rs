@@ -15,14 +15,14 @@ use wharf_core::kernel::Result;
 use super::{Connection, Request, batch::Dump};
 use crate::ROUTE_PROTOCOL;
 
-/// The tables default and local (`linux/rtnetlink.h`); main is between them.
+/// Tables default and local (`linux/rtnetlink.h`); main is between.
 const DEFAULT: u32 = 253;
 const LOCAL: u32 = 255;
 
 /// Before the main table's, 32766.
 const PRIORITY: u32 = 30_000;
 
-/// Identified as Wharf's by protocol number and priority.
+/// Identified by protocol number and priority.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Rule {
     pub(crate) source: IpAddr,
@@ -46,12 +46,10 @@ impl Rule {
         m
     }
 
-    /// Refused with EEXIST when it exists.
     pub(crate) fn add(&self) -> Request {
         Request::new(RouteNetlinkMessage::NewRule(self.message()), NLM_F_CREATE | NLM_F_EXCL)
     }
 
-    /// Refused with ENOENT when there is none.
     pub(crate) fn remove(&self) -> Request {
         Request::new(RouteNetlinkMessage::DelRule(self.message()), 0)
     }
@@ -62,14 +60,13 @@ pub(crate) fn list(connection: &mut Connection) -> Result<Vec<Rule>> {
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = RuleMessage::default();
         request.header.family = family;
-        // The kernel lacks the family or rules.
         let Ok(messages) = connection.dump(&RouteNetlinkMessage::GetRule(request))? else { continue };
         found.extend(messages.iter().filter_map(read));
     }
     Ok(found)
 }
 
-/// Whether a rule of another program leads to a table other than local, main and default. True if that is unknown.
+/// Whether a foreign rule leads to a table other than local, main and default. True if unknown.
 pub(crate) fn lead_to_other_tables(connection: &mut Connection) -> Result<bool> {
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
         let mut request = RuleMessage::default();
@@ -96,7 +93,7 @@ fn leads_to_another_table(message: &RouteNetlinkMessage) -> bool {
             _ => {}
         }
     }
-    // `l3mdev` leads to the tables of VRFs, and has none itself.
+    // `l3mdev` leads to the tables of VRFs.
     m.header.action != RuleAction::ToTable || !(DEFAULT..=LOCAL).contains(&table)
 }
 

@@ -1,7 +1,6 @@
-//! TCP connections between clients and the node's proxies, by sock_diag (sock_diag(7), `linux/inet_diag.h`).
-//!
-//! A proxy's accepted sockets are transparent; its sockets to servers are transparent and marked. The kernel reports
-//! both attributes unasked (`inet_diag_msg_attrs_fill` of `net/ipv4/inet_diag.c`).
+//! TCP connections between clients and the node's proxies, by sock_diag (sock_diag(7), `linux/inet_diag.h`). A proxy's
+//! accepted sockets are transparent; its sockets to servers are also marked. The kernel reports both attributes
+//! unasked.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -43,9 +42,8 @@ const INODE: usize = 68;
 const MARK: u16 = 15;
 /// `INET_DIAG_SOCKOPT` (Linux 5.10): `struct inet_diag_sockopt`, flags.
 const OPTIONS: u16 = 22;
-/// In its first byte.
 const TRANSPARENT: u8 = 1 << 5;
-/// TCP states (`net/tcp_states.h`) in which a process may hold the socket, and that of an unfinished handshake.
+/// TCP states (`net/tcp_states.h`) in which a process may hold the socket, and an unfinished handshake.
 const ESTABLISHED: u8 = 1;
 const SYN_RECV: u8 = 3;
 const FIN_WAIT1: u8 = 4;
@@ -58,7 +56,7 @@ const FAMILIES: [i32; 2] = [libc::AF_INET, libc::AF_INET6];
 /// Guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// By the client's address, unfinished handshakes included, in the calling thread's network namespace.
+/// By the client's address, unfinished handshakes included.
 pub(crate) fn of_proxies() -> Result<HashMap<IpAddr, u32>> {
     let mut counts = HashMap::new();
     for family in FAMILIES {
@@ -67,9 +65,8 @@ pub(crate) fn of_proxies() -> Result<HashMap<IpAddr, u32>> {
     Ok(counts)
 }
 
-/// Ends connections with clients of these addresses, whose endpoints are deleted: otherwise they would count for the
-/// address's next owner. Returns their number; without `CONFIG_INET_DIAG_DESTROY` 0, and the proxy's idle timeout ends
-/// them.
+/// Ends connections with clients of these addresses, or they would count for the address's next owner. Returns their
+/// number; 0 without `CONFIG_INET_DIAG_DESTROY`.
 pub(crate) fn end(ips: &[IpAddr]) -> Result<u64> {
     let wanted: HashSet<IpAddr> = ips.iter().map(IpAddr::to_canonical).collect();
     let mut ended = 0;
@@ -126,7 +123,6 @@ fn each(family: i32, with: &mut dyn FnMut(IpAddr, &[u8])) -> Result<()> {
     }
 }
 
-/// On a new socket, so that answers need no sequence number.
 fn ask(request: &[u8]) -> Result<Socket> {
     let failed = |e: &io::Error| wrap(OPERATION, SUBJECT, e);
     let open = || {
@@ -157,7 +153,7 @@ fn receive(socket: &Socket) -> Result<Vec<Frame>> {
     }
 }
 
-/// For sockets in [`STATES`]; with an id (`struct inet_diag_sockid`), for that socket.
+/// For sockets in [`STATES`], or the one with the id (`struct inet_diag_sockid`).
 fn request(kind: u16, flags: u16, family: i32, id: &[u8]) -> Vec<u8> {
     let length = HEADER_LEN + REQUEST_LEN;
     let mut buffer = Vec::with_capacity(length);
@@ -178,7 +174,7 @@ fn request(kind: u16, flags: u16, family: i32, id: &[u8]) -> Vec<u8> {
 #[derive(Debug)]
 pub(crate) struct Unreadable;
 
-/// Client of a proxy's socket, or of an unfinished handshake; `None` for other sockets.
+/// `None` for sockets of no proxy.
 pub(crate) fn client_of(message: &[u8]) -> std::result::Result<Option<IpAddr>, Unreadable> {
     let body = message.get(HEADER_LEN..).ok_or(Unreadable)?;
     let (fixed, attributes) = body.split_at_checked(MESSAGE_LEN).ok_or(Unreadable)?;
@@ -192,11 +188,11 @@ pub(crate) fn client_of(message: &[u8]) -> std::result::Result<Option<IpAddr>, U
         }
     }
     let [family, state] = [0, STATE].map(|at| fixed.get(at).copied().unwrap_or_default());
-    // Without an inode, it is closed by its process, or not accepted yet.
+    // Without an inode: closed by its process, or not accepted yet.
     let is_held = [ESTABLISHED, CLOSE_WAIT].contains(&state) || fixed.get(INODE..) != Some(&[0; 4]);
     let is_proxys = is_transparent && mark & (MARK_PROXIED_EGRESS | MARK_PROXIED_INGRESS) == 0 && is_held;
-    // The kernel tells nothing else of an unfinished handshake. One with another server counts as well, so that a
-    // client cannot keep handshakes unfinished until its next places are free, and then finish all.
+    // Handshakes with other servers count, too: the kernel does not tell them apart, and a client could collect
+    // unfinished ones and finish all at once.
     if !is_proxys && state != SYN_RECV {
         return Ok(None);
     }

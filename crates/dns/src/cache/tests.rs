@@ -34,7 +34,6 @@ fn addresses_live_as_long_as_the_answer_says_within_bounds() {
     let week = 7 * 24 * 3_600_000;
     assert_eq!(ends(&cache, "a"), [(ip(1), 61_000), (ip(2), 16_000), (ip(3), week + 1000)]);
     assert_eq!((cache.over(15_999).count(), cache.over(16_000).collect::<Vec<_>>()), (0, vec![ip(2)]));
-    // A shorter TTL shortens no claim, a longer one extends it.
     assert_eq!(cache.learn(A, "a", [(ip(1), secs(30))], 2000), changed(&[]));
     assert_eq!(cache.learn(A, "a", [(ip(2), secs(90))], 2000), changed(&[]));
     assert_eq!(ends(&cache, "a"), [(ip(1), 61_000), (ip(2), 92_000), (ip(3), week + 1000)]);
@@ -98,7 +97,6 @@ fn where_there_is_no_room_the_member_that_has_most_makes_it() {
     assert_eq!(cache.of_member(member(8)).count(), MAX_OF_MEMBER - 1, "the last of the heaviest");
     assert_eq!(cache.learn(member(101), "new", [(ip(1), secs(15))], 0), changed(&["m9-0", "new"]));
     assert_eq!((ends(&cache, "small").len(), ends(&cache, "new").len(), cache.len()), (1, 1, MAX_ADDRESSES));
-    // Many claims on an address count once.
     let mut cache = Cache::default();
     for of in 0..600 {
         cache.learn(member(of), "popular", (0..100).map(|n| (ip(n), secs(1000))), 0);
@@ -207,9 +205,9 @@ impl Model {
 
 #[derive(Debug, Clone)]
 enum Act {
-    /// Member, name, first address, number of addresses, seconds.
+    /// Member, name, first address, count, seconds.
     Learn(u16, u8, u16, u16, u64),
-    /// Milliseconds; of this many addresses one is in use, the next one's use is unknown.
+    /// Milliseconds; of so many addresses, one is in use, one unknown.
     Expire(u64, u16),
 }
 

@@ -6,7 +6,7 @@ use wharf_names::ids::MAX_ENDPOINT_ID;
 
 use super::{MAX_RECORD_BYTES, MAX_RECORDS, VERSION};
 
-/// Why a record is unusable.
+/// Defect of a record.
 #[derive(Debug, thiserror::Error)]
 pub enum Unusable {
     /// Unknown version.
@@ -15,22 +15,22 @@ pub enum Unusable {
     /// Field, content (at most 80 characters), rule.
     #[error("{0} {1:?} {2}")]
     Field(&'static str, String, &'static str),
-    /// Endpoint id out of range.
+    /// Out of range.
     #[error("endpoint id {0} must be 1 to {MAX_ENDPOINT_ID}")]
     EndpointId(u16),
-    /// Parsing or serializing failed: operation and error.
+    /// Operation and JSON error.
     #[error("{0}: {1}")]
     Json(&'static str, #[source] serde_json::Error),
-    /// A file system error: operation and error.
+    /// Operation and file system error.
     #[error("{0}: {1}")]
     Io(&'static str, #[source] io::Error),
-    /// A directory, link, device or other special file.
+    /// Directory, link, device or other special file.
     #[error("it is not a regular file")]
     NotAFile,
     /// Longer than any record.
     #[error("it is longer than {MAX_RECORD_BYTES} bytes")]
     TooLong,
-    /// The file name is another record's.
+    /// Another record's name.
     #[error("its name is another record's")]
     OtherName,
 }
@@ -61,12 +61,12 @@ pub enum QueueError {
         /// The name.
         name: String,
     },
-    /// The queue's path is not a directory.
+    /// Not a directory.
     NotADirectory {
         /// Path of the queue.
         directory: PathBuf,
     },
-    /// A file system error.
+    /// File system error.
     Io {
         /// Operation.
         operation: &'static str,

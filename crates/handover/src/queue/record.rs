@@ -18,11 +18,11 @@ use wharf_names::{ids::MAX_ENDPOINT_ID, rules};
 /// Written version; no other is read.
 pub const VERSION: u32 = 1;
 
-/// An endpoint, from the mark on its link.
+/// From the link's mark.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointRef {
-    /// Endpoint id, 1 to [`MAX_ENDPOINT_ID`].
+    /// 1 to [`MAX_ENDPOINT_ID`].
     pub id: u16,
     /// Epoch.
     pub epoch: u64,
@@ -40,18 +40,18 @@ pub struct Deletion {
     pub container_id: String,
     /// Interface inside the container.
     pub ifname: String,
-    /// Endpoint whose mark was found, if exactly one was. Without it, any endpoint of the attachment.
+    /// Endpoint of the only mark found. Without it, any endpoint of the attachment.
     pub endpoint: Option<EndpointRef>,
     /// Boot of the record: endpoints do not survive a reboot.
     pub boot_id: String,
-    /// Time of the first delete request, milliseconds since the Unix epoch.
+    /// Unix milliseconds of the first delete request.
     pub written_unix_ms: u64,
-    /// Nonce of the agent's self-test; the record then requests no delete.
+    /// Self-test nonce; such a record requests no delete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub canary: Option<String>,
 }
 
-/// Parsed first, so that another version is reported as such.
+/// Parsed first, for [`Unusable::Version`].
 #[derive(Deserialize)]
 struct AnyVersion {
     version: u32,
@@ -100,7 +100,7 @@ pub(super) fn file_name(network: &str, container_id: &str, ifname: &str) -> Stri
 fn hashed(parts: &[&str]) -> String {
     let mut hash = Sha256::new();
     for part in parts {
-        // The length before each part makes the hash input unambiguous.
+        // The lengths make the hash input unambiguous.
         hash.update(u64::try_from(part.len()).unwrap_or(u64::MAX).to_le_bytes());
         hash.update(part.as_bytes());
     }
@@ -116,7 +116,7 @@ fn word(text: &str) -> Result<(), &'static str> {
     if fits { Ok(()) } else { Err("must be 1 to 64 printable ASCII bytes") }
 }
 
-/// The error quotes at most 80 characters, because the text may be hostile.
+/// Quotes at most 80 characters: the text may be hostile.
 fn fits(field: &'static str, text: &str, rule: impl Fn(&str) -> Result<(), &'static str>) -> Result<(), Unusable> {
     rule(text).map_err(|rule| Unusable::Field(field, text.chars().take(80).collect(), rule))
 }
@@ -127,7 +127,7 @@ pub(crate) enum Found<T> {
     Record(T),
 }
 
-/// The file's name must match the record.
+/// Name and record must match.
 pub(super) fn read_deletion(path: &Path, name: &str) -> Found<Deletion> {
     read(path, |bytes| match Deletion::parse(bytes) {
         Ok(deletion) if deletion.file_name() != name => Err(Unusable::OtherName),
@@ -135,9 +135,9 @@ pub(super) fn read_deletion(path: &Path, name: &str) -> Found<Deletion> {
     })
 }
 
-/// Never follows a symbolic link, blocks on a pipe, or reads more than the longest record.
+/// Never follows a link, blocks on a pipe, or reads more than a record.
 pub(crate) fn read<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Result<T, Unusable>) -> Found<T> {
-    // Before the open, because opening a device may have side effects.
+    // Before the open: opening a device may have side effects.
     let metadata = match fs::symlink_metadata(path) {
         Ok(metadata) => metadata,
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Found::Nothing,
@@ -161,7 +161,6 @@ pub(crate) fn read<T>(path: &Path, parse: impl FnOnce(&[u8]) -> Result<T, Unusab
     }
 }
 
-/// Reads at most one byte more than the longest record.
 fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let file = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path)?;
     if !file.metadata()?.is_file() {

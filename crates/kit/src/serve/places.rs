@@ -47,7 +47,7 @@ impl Places {
         Self { limit, taken: Mutex::default() }
     }
 
-    /// `None` when every connection has a request.
+    /// `None`: all are busy.
     pub(super) fn take(self: &Arc<Self>) -> Option<Place> {
         let mut taken = lock(&self.taken);
         if taken.connections.len() >= self.limit {
@@ -89,7 +89,7 @@ impl Drop for Busy {
     }
 }
 
-/// The connection is busy until the body ends.
+/// Busy until the body ends.
 pub(super) struct Answer {
     pub(super) body: Body,
     pub(super) _busy: Option<Busy>,

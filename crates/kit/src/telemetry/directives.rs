@@ -8,13 +8,13 @@ use tracing_subscriber::{
 
 use super::operation::TARGET;
 
-/// Bytes and parts; both far exceed any real filter.
+/// Bytes and parts.
 const MAX_BYTES: usize = 1024;
 const MAX_PARTS: usize = 32;
 
 const FORM: &str = "it is error, warn, info, debug, trace or off, or target=level pairs with commas between";
 
-/// Why a filter is rejected; begins with the filter.
+/// Why a filter is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum FilterError {
     /// Beyond a limit.
@@ -34,7 +34,7 @@ pub enum FilterError {
     Reload(String, #[source] reload::Error),
 }
 
-/// A lone word must be a level: the parser would take a misspelt one for a target.
+/// A lone word must be a level: the parser would take misspelt ones for targets.
 pub(super) fn parse(filter: &str) -> Result<EnvFilter, FilterError> {
     let beginning = |text: &str, most| text.chars().take(most).collect::<String>();
     let shown = || beginning(filter, 80);

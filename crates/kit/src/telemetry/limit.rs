@@ -1,5 +1,5 @@
-//! Limits the rate of log lines, which any peer can cause: [`PER_SUBJECT`] lines a second from a place in the code
-//! about a subject, and [`PER_PLACE`] in total. Further lines are counted and summarised.
+//! Limits log lines, which any peer can cause, per second and place in the code: [`PER_SUBJECT`] about a subject,
+//! [`PER_PLACE`] in total. Further lines are counted and summarised.
 
 use std::{
     collections::HashMap,
@@ -8,16 +8,16 @@ use std::{
 
 /// Per second, place and subject.
 pub const PER_SUBJECT: u32 = 10;
-/// Per second and place.
+/// Per second, place.
 pub const PER_PLACE: u32 = 50;
 const MAX_SUBJECTS: usize = 1024;
 /// Counting window.
 pub const WINDOW: Duration = Duration::from_secs(1);
 
-/// Address of a static description.
+/// Static description's address.
 pub type Place = usize;
 
-/// Suppressed lines of one place.
+/// One place's suppressed lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Suppressed<S> {
     /// Their number.
@@ -47,7 +47,7 @@ impl<S> Default for Limiter<S> {
 }
 
 impl<S> Limiter<S> {
-    /// Whether a line may be written, and an ended window's suppressed lines.
+    /// The line may be written; and an ended window's suppressed lines.
     pub fn admit(
         &mut self,
         place: Place,

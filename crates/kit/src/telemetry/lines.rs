@@ -57,7 +57,7 @@ impl LogFormat {
     }
 }
 
-/// Characters; a longer value is cut and marked.
+/// Characters; longer values are cut.
 const MAX_VALUE: usize = 4096;
 
 /// Fields that name the rate limit's subject, by preference.
@@ -65,7 +65,7 @@ const SUBJECTS: [&str; 7] = ["endpoint", "attachment", "container", "file", "con
 
 type Sink = Box<dyn Fn(&str) + Send + Sync>;
 
-/// Lines' format and destination.
+/// Format and destination.
 pub struct Shape {
     json: AtomicBool,
     colour: bool,

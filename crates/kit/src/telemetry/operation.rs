@@ -1,5 +1,5 @@
-//! Operations: actions with an id, unique within the process, in log and error answers; its letter gives the kind
-//! (`c-000012` is a create).
+//! Operations: actions with an id in logs and error answers, unique within the process; its letter is the kind
+//! (`c-000012`: create).
 
 use std::{
     fmt,
@@ -9,7 +9,7 @@ use std::{
 use tracing::{Instrument, Span, field};
 use wharf_core::ids::{Attachment, EndpointId, Epoch};
 
-/// Target that the filter always enables.
+/// Target, always enabled.
 pub const TARGET: &str = "wharf_agent::operation";
 
 /// Span fields.
@@ -71,7 +71,7 @@ impl OpId {
         Self { kind, number: LAST.fetch_add(1, Ordering::Relaxed) + 1 }
     }
 
-    /// The caller's id, or a new one.
+    /// Current or new.
     #[must_use]
     pub fn current_or_next(kind: Kind) -> Self {
         current().unwrap_or_else(|| Self::next(kind))
@@ -92,13 +92,13 @@ impl OpId {
     }
 }
 
-/// The task's operation; spawned tasks do not inherit it.
+/// The task's, not inherited by spawned tasks.
 #[must_use]
 pub fn current() -> Option<OpId> {
     CURRENT.try_with(|op| *op).ok()
 }
 
-/// Sets a span's subject.
+/// Sets the subject.
 pub fn about(span: &Span, endpoint: Option<(EndpointId, Epoch)>, attachment: &Attachment) {
     if let Some((id, epoch)) = endpoint {
         span.record("endpoint", id.get());

@@ -19,20 +19,19 @@ impl AtomId {
     pub(super) const LAST: Self = Self(u64::MAX);
 }
 
-/// Predicate over a packet's peer.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Atom {
-    /// Peers that the selector selects for any values of unknown labels.
+    /// Selected for any values of unknown labels.
     Selector(Selector),
-    /// Also peers that it could select. Only for selectors of labels that may be unknown.
+    /// Selected for some values of unknown labels.
     MaySelect(Selector),
-    /// In the network and in no exception.
+    /// Exceptions do not match.
     Network { net: IpNet, except: BTreeSet<IpNet> },
     /// Address of a matching name.
     Names(NamePattern),
     /// Not [`Entity::All`], which needs no atom.
     Entity(Entity),
-    /// Endpoint that declares the port.
+    /// Endpoints that declare the port.
     Declares { protocol: Protocol, name: String, number: u16 },
 }
 
@@ -45,7 +44,7 @@ pub(super) enum OwnerOf<'a> {
 }
 
 impl Atom {
-    /// `None` if the peer matches every packet. `denies`: endpoints that the selector could select match, too.
+    /// `None` for every packet.
     pub(super) fn of(peer: &Peer, denies: bool) -> Option<Self> {
         match peer {
             Peer::Entity(Entity::All) => None,
@@ -57,14 +56,14 @@ impl Atom {
             Peer::Names(pattern) => Some(Self::Names(pattern.clone())),
             Peer::Network { net, except } => {
                 let net = net.trunc();
-                // A containing exception excludes all; a disjoint one has no effect.
+                // An exception can contain the network, or be disjoint.
                 let within = |e: &IpNet| if e.contains(&net) { Some(net) } else { net.contains(e).then(|| e.trunc()) };
                 Some(Self::Network { net, except: except.iter().filter_map(within).collect() })
             }
         }
     }
 
-    /// Networks and names match by address.
+    /// False for networks and names, which match by address.
     pub(super) fn matches(&self, owner: OwnerOf<'_>) -> bool {
         match (self, owner) {
             (Self::Selector(selector), OwnerOf::Endpoint(e)) => selector.selects(&e.labels, e.namespace.as_deref()),
@@ -85,18 +84,17 @@ impl Atom {
         matches!(self, Self::Network { .. } | Self::Names(_))
     }
 
-    /// Longest-prefix rows; names need more: see [`super::names`].
+    /// Longest-prefix rows, without those of [`super::names`].
     pub(super) fn networks(&self) -> usize {
         if let Self::Network { except, .. } = self { 1 + except.len() } else { 0 }
     }
 }
 
-/// Atoms of rule sets in use are active: they distinguish peer classes.
+/// Atoms of rule sets in use are active: they distinguish classes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Atoms {
     ids: OrdMap<Arc<Atom>, AtomId>,
     entries: OrdMap<AtomId, Entry>,
-    /// Active, and matching by owner.
     of_owners: OrdSet<AtomId>,
     next: u64,
     /// Counts changed since [`Atoms::settle`].
@@ -112,7 +110,6 @@ struct Entry {
     active: bool,
 }
 
-/// Newly active and inactive atoms.
 #[derive(Debug, Default)]
 pub(super) struct Delta {
     pub(super) added: BTreeMap<AtomId, Arc<Atom>>,
@@ -156,7 +153,6 @@ impl Atoms {
         }
     }
 
-    /// Removes unused atoms.
     pub(super) fn settle(&mut self) -> Delta {
         let mut delta = Delta::default();
         for id in std::mem::take(&mut self.touched) {

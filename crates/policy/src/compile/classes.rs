@@ -13,7 +13,7 @@ use super::{
     ids::Ids,
 };
 
-/// A class's atoms, sorted.
+/// Sorted atoms of a class.
 pub(super) type Signature = Arc<[AtomId]>;
 
 #[derive(Debug, Default)]
@@ -35,12 +35,10 @@ impl Classes {
         Self { ids, by_signature: OrdMap::new(), signatures: OrdMap::new(), by_atom: OrdSet::new() }
     }
 
-    /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.ids.settle();
     }
 
-    /// See [`Ids::keep`].
     pub(super) fn keep(&mut self, numbers: BTreeMap<u32, u32>) {
         self.ids.keep(numbers);
     }
@@ -68,8 +66,8 @@ impl Classes {
     /// Assigns classes to the `wanted` signatures. Every address of a class in `left` now has a wanted signature or is
     /// gone.
     ///
-    /// An existing signature keeps its class. A new one takes the class of a removed signature that differs only in
-    /// added or dropped atoms: remaining rule sets have none of these, so the class means the same to them.
+    /// A new signature takes the class of a removed one that differs only in added or dropped atoms: remaining rule
+    /// sets have none of these, so the class means the same to them.
     pub(super) fn change(&mut self, wanted: &BTreeSet<Signature>, left: &[PeerClass], delta: &Delta) -> Changed {
         let stays = |atom: &&AtomId| !delta.added.contains_key(atom) && !delta.dropped.contains_key(atom);
         let lasting = |signature: &Signature| -> Vec<AtomId> { signature.iter().filter(stays).copied().collect() };

@@ -3,19 +3,19 @@
 //! After every prefix of the changes, the decision about every flow of an endpoint in both states is the old or the new
 //! one. So a flow that both states deny never passes.
 //!
-//! **Correctness.** A decision depends on the endpoint's rule set, on the class of the longest prefix of the peer's
-//! address, and on cells that never change their value. Three cases need care:
+//! **Correctness.** A decision depends on the endpoint's rule set, the class of the longest prefix of the peer's
+//! address, and cells that never change their value.
 //!
-//! - *Longest prefixes.* New prefixes are added longest first, old ones removed shortest first. Addresses have their
-//!   old class until their prefix changes, and then their new one.
-//! - *Classes.* No cell of a class in use is written. A new class gets its cells in every rule set before an address
-//!   has the class; an old one loses them after the last address.
+//! - *Longest prefixes.* New prefixes are added longest first, old ones removed shortest first: an address has its old
+//!   class until its prefix changes.
+//! - *Classes.* A new class gets its cells in every rule set before an address has the class; an old one loses them
+//!   after the last address.
 //! - *Endpoints that change rule set while classes change.* An old rule set has no cells for new classes, a new one
 //!   none for old classes. Addresses that move from class `o` to class `n` first take a class `t` that means `o` to old
 //!   rule sets and `n` to new ones; then the endpoints change rule sets; then the addresses take `n`. A new class with
 //!   addresses from only one `o` serves as its `t`, and so does an old one whose addresses all move to one `n`.
 //!
-//! In a rule set that only some endpoints leave, `t` would need both meanings: these endpoints first take a copy, which
+//! A rule set that only some endpoints leave would need both meanings of `t`: these endpoints first take a copy, which
 //! counts as old.
 
 use std::{
@@ -35,9 +35,9 @@ use crate::model::Origin;
 /// A change of one row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Cells refer to it once the proxy has it.
+    /// Add a listener; its cells wait for the proxy.
     PutListener(ListenerId, Arc<Listener>),
-    /// Without cells.
+    /// Remove a listener without cells.
     DropListener(ListenerId),
     /// Add or replace a rule's origin.
     PutOrigin(RuleIndex, Arc<Origin>),
@@ -45,7 +45,7 @@ pub enum Change {
     DropOrigin(RuleIndex),
     /// Set an endpoint's rule sets.
     PutSets(EndpointKey, Sets),
-    /// Precedes all changes.
+    /// Remove an endpoint, before all other changes.
     DropSets(EndpointKey),
     /// Add or change a prefix.
     PutAddress(IpNet, Known),
@@ -66,16 +66,15 @@ pub enum Change {
 pub struct Diff {
     /// In sequence.
     pub changes: Vec<Change>,
-    /// Maximum row counts meanwhile.
+    /// Maximum row counts during the changes.
     pub peak: Sizes,
 }
 
 /// Old and new class.
 type Way = (PeerClass, PeerClass);
 
-/// A changed prefix.
 struct Prefix {
-    /// Outside longer prefixes. Without an old state, both are the new class.
+    /// Twice the new class without an old state.
     way: Way,
     before: Option<Known>,
     after: Option<Known>,
@@ -83,14 +82,13 @@ struct Prefix {
 
 type Cells = BTreeMap<(SetId, (PeerClass, PortClass)), Cell>;
 
-/// Changes from `old` to `new`. The same [`Engine`](super::Engine), or one made with [`after`](super::Engine::after),
-/// must have made `new`. From a copy, the cost is proportional to the difference.
+/// Changes from `old` to `new`, which the same [`Engine`](super::Engine) or its successor
+/// ([`after`](super::Engine::after)) made. From a copy, the cost is proportional to the difference.
 #[must_use]
 pub fn diff(old: &Tables, new: &Tables) -> Diff {
     between(old, old.sizes(), new)
 }
 
-/// With the known sizes of `old`.
 pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let mut changes = Vec::new();
     let (endpoints, origins) = (Differing::of(&old.sets, &new.sets), Differing::of(&old.origins, &new.origins));
@@ -105,7 +103,6 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     let ways: BTreeSet<Way> = prefixes.values().map(|prefix| prefix.way).filter(|(o, n)| flips && o != n).collect();
     let before = with_copies(old, new, &endpoints, &ways);
 
-    // Rows of the old state that do not exist yet.
     let copied = put_rows(&Differing::of(&old.rules, &before.rules), &mut changes);
     let rules = Differing::of(&before.rules, &new.rules);
     let added = put_rows(&rules, &mut changes);
@@ -145,7 +142,6 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     Diff { changes, peak }
 }
 
-/// Sorted by key.
 struct Differing<'a, K, V> {
     new: Vec<(&'a K, &'a V)>,
     gone: Vec<(&'a K, &'a V)>,
@@ -185,7 +181,6 @@ fn cells_of(tables: &Tables, set: SetId, class: PeerClass) -> impl Iterator<Item
     tables.rules.get(&set).into_iter().flat_map(move |rows| rows.cells_of(class))
 }
 
-/// A rule set in both states distinguishes the classes.
 fn tells_apart(old: &Tables, new: &Tables, set: SetId, (o, n): Way) -> bool {
     !cells_of(old, set, o).eq(cells_of(new, set, n))
 }
@@ -202,7 +197,6 @@ fn with_copies(
     ways: &BTreeSet<Way>,
 ) -> Tables {
     let mut tables = old.clone();
-    // By rule set; itself if no copy is needed.
     let mut copies: BTreeMap<SetId, SetId> = BTreeMap::new();
     let last = old.rules.get_max().into_iter().chain(new.rules.get_max()).map(|(set, _)| set.0).max();
     let mut free = (last.unwrap_or(0)..=u32::MAX).skip(1).map(SetId);
@@ -230,7 +224,6 @@ fn with_copies(
     tables
 }
 
-/// Class for each way during the change, and its cells.
 fn pass_through(
     old: &Tables,
     new: &Tables,
@@ -244,13 +237,12 @@ fn pass_through(
         return (through, cells);
     }
     let of_addresses = [&old.ipcache, &new.ipcache].into_iter().filter_map(|rows| rows.classes().next_back());
-    // An interrupted change may leave cells of unused classes.
+    // An interrupted change leaves cells of unused classes.
     let earlier = rules.gone.iter().map(|(_, rows)| *rows).chain(rules.others.iter().map(|(_, before, _)| *before));
     let of_cells = earlier.filter_map(|rows| rows.last_class());
     let last = of_addresses.chain(of_cells).max();
     let mut free = (last.map_or(0, |class| class.0)..=u32::MAX).skip(1).map(PeerClass);
     let all: BTreeSet<Way> = prefixes.values().map(|prefix| prefix.way).collect();
-    // Counts of target and source classes.
     let (mut to, mut from): (BTreeMap<PeerClass, usize>, BTreeMap<PeerClass, usize>) = Default::default();
     for (o, n) in all {
         *to.entry(o).or_default() += 1;
@@ -259,7 +251,7 @@ fn pass_through(
 
     let left: Vec<SetId> = rules.gone.iter().map(|(set, _)| **set).collect();
     let taken: Vec<SetId> = rules.new.iter().map(|(set, _)| **set).collect();
-    // In both states; an endpoint newly takes them.
+    // Old rule sets that an endpoint newly takes.
     let joined: BTreeSet<SetId> = Differing::of(&old.sets, &new.sets)
         .others
         .into_iter()
@@ -294,7 +286,6 @@ fn pass_through(
     (through, cells)
 }
 
-/// Returns the number of new rows.
 fn put_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>) -> Sizes {
     let none = Rows::default();
     let mut added = Sizes::default();
@@ -325,7 +316,7 @@ fn drop_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>)
     }
 }
 
-/// New prefixes, longest first, then changed ones. Prefixes on a way take the intermediate class.
+/// Prefixes on a way take the intermediate class.
 fn put_addresses(prefixes: &BTreeMap<IpNet, Prefix>, through: &BTreeMap<Way, PeerClass>, changes: &mut Vec<Change>) {
     let mut added = Vec::new();
     let mut changed = Vec::new();

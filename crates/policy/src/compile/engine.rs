@@ -1,20 +1,7 @@
-//! Maintains the tables while policies and endpoints change.
+//! Maintains the tables while policies and endpoints change. The maps are persistent: a change works on a copy, and is
+//! discarded when refused.
 //!
-//! | state | recomputed |
-//! |---|---|
-//! | policies that select an identity | for a changed policy or a new identity |
-//! | rule sets of a kind | when a selecting policy changes |
-//! | port classes of a rule set | never: other ports give another rule set |
-//! | atoms that match an identity | for new atoms in use |
-//! | nesting of networks | for networks that come into or go out of use |
-//! | addresses that a name pattern matches | for a changed name; for all names of a new pattern |
-//! | class of an address | when it is new, has another owner, or matches other atoms |
-//! | cells of a rule set and a peer class | never: other atoms give another class |
-//!
-//! An endpoint of a known kind whose addresses no rule names needs none of this. A pattern's new address needs one row,
-//! unless it is the first of its class.
-//!
-//! The maps are persistent: a change works on a copy, costs only the changed entries, and is discarded when refused.
+//! A change recomputes only the rule sets, matches and classes that depend on it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -60,14 +47,14 @@ pub enum Event {
     Node(BTreeSet<IpAddr>),
     /// Replace the addresses of other nodes.
     OtherNodes(BTreeSet<IpAddr>),
-    /// Replace the networks of containers elsewhere, of which none contains another. Their addresses are outside, but
-    /// not the world's, and have no names.
+    /// Replace the networks of containers elsewhere; none contains another. Their addresses are outside, but not the
+    /// world's, and have no names.
     Pods(BTreeSet<IpNet>),
-    /// The name is lower case, without a trailing dot; without addresses, it is removed.
+    /// Lower case, without a trailing dot; without addresses, the name is removed.
     Name(Arc<str>, BTreeSet<IpAddr>),
 }
 
-/// Every event was refused.
+/// All events of a call are refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The rows exceed the limits.
@@ -82,7 +69,6 @@ pub enum Refused {
 #[derive(Debug, Clone)]
 pub struct Engine {
     limits: Limits,
-    /// Limit of `networks`.
     most_networks: usize,
     tables: Tables,
     sizes: Sizes,
@@ -97,14 +83,13 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// With empty tables.
+    /// Engine with empty tables.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self::after(limits, Tables::default())
     }
 
-    /// Replaces the engine that made `tables`, possibly in the middle of a change: the first changes lead from these
-    /// tables.
+    /// Continues another engine's `tables`, perhaps in the middle of a change.
     #[must_use]
     pub fn after(limits: Limits, tables: Tables) -> Self {
         Self {
@@ -122,28 +107,28 @@ impl Engine {
         }
     }
 
-    /// Adds rows for networks without rules. Call it before the first events.
+    /// Adds rows for networks without rules. Precedes all events.
     #[must_use]
     pub fn with_rows_of(mut self, nets: &[IpNet]) -> Self {
         self.peers = self.peers.with_rows_of(nets);
         self
     }
 
-    /// Limits the networks and exceptions of rules, so that they leave room for other addresses.
+    /// Limits the networks and exceptions of rules.
     #[must_use]
     pub fn with_networks_at_most(mut self, most: usize) -> Self {
         self.most_networks = most;
         self
     }
 
-    /// Call it before the first events.
+    /// Lowest listener port. Precedes all events.
     #[must_use]
     pub fn with_listeners_from(mut self, first: u16) -> Self {
         self.listeners = self.listeners.from(first);
         self
     }
 
-    /// For new listeners.
+    /// New listeners avoid these ports.
     #[must_use]
     pub fn without_listeners(mut self, avoided: Arc<BTreeSet<u16>>) -> Self {
         self.listeners = self.listeners.without(avoided);
@@ -162,22 +147,22 @@ impl Engine {
         self.sizes
     }
 
-    /// Without the engine.
+    /// Tables without the engine.
     #[must_use]
     pub fn into_tables(self) -> Tables {
         self.tables
     }
 
-    /// Another endpoint differs only in addresses.
+    /// Whether another endpoint differs only in addresses.
     #[must_use]
     pub fn knows(&self, key: EndpointKey, member: &Member) -> bool {
         self.kinds.knows(key, member)
     }
 
-    /// Applies the events as one change. Apply row changes in order and completely: later calls reuse identifiers.
+    /// Applies the events as one change. The caller must apply all row changes in order: later calls reuse identifiers.
     ///
     /// # Errors
-    /// The rows exceed the limits, or one identity has different labels. Nothing has changed.
+    /// As [`Refused`]; nothing has changed.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
         let mut next = self.clone();
         let events: Vec<Event> = events.into_iter().collect();
@@ -191,7 +176,6 @@ impl Engine {
         if self.follows_other_tables()
             && let Some(kept) = Kept::of(&self.tables, &next.tables)
         {
-            // The same rows with other numbers.
             next = self.clone().keep(kept);
             next.build(again)?;
         }
@@ -199,7 +183,6 @@ impl Engine {
         if let Some(beyond) = diff.peak.beyond(&self.limits) {
             return Err(next.too_large(beyond, true).into());
         }
-        // Numbers are reused only by the next call, after the changes.
         next.policies.settle();
         next.sets.settle();
         next.peers.settle();
@@ -208,12 +191,11 @@ impl Engine {
         Ok(diff.changes)
     }
 
-    /// The tables are of another engine, and not empty.
     fn follows_other_tables(&self) -> bool {
         self.peers.classes.is_empty() && self.sizes != Sizes::default()
     }
 
-    /// Takes these numbers in the next build, with the events of the build before.
+    /// The next build must have the same events.
     fn keep(mut self, kept: Kept) -> Self {
         self.policies.keep(kept.rules.into_map());
         self.sets.keep(kept.sets.into_map());
@@ -221,10 +203,8 @@ impl Engine {
         self
     }
 
-    /// With more cells than fit, the result is a lower bound.
     fn build(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Sizes, IdentityInUse> {
         if self.peers.classes.is_empty() {
-            // The tables are empty, or another engine's.
             (self.tables, self.sizes) = Default::default();
         }
         let mut touched = Touched::default();
@@ -265,7 +245,6 @@ impl Engine {
         touched.kinds.extend(affected.into_iter().flat_map(|identity| kinds.of_identity(identity)));
     }
 
-    /// Of kinds whose rules may have changed; returns rule sets out of use.
     fn choose_sets(&mut self, touched: &mut Touched) -> Vec<SetId> {
         let Self { policies, kinds, atoms, sets, .. } = self;
         touched.kinds.extend(touched.names.iter().flat_map(|name| sets.senders_to(name)));
@@ -290,8 +269,7 @@ impl Engine {
         sets.sweep(released, atoms)
     }
 
-    /// Returns the number of cells, above the limit a lower bound without most cells: a few rules can need more than
-    /// fits into memory.
+    /// Returns the number of cells. Above the limit, it is a lower bound without new cells: memory is bounded.
     fn fill_sets(&mut self, gone: &[SetId], changed: &Changed) -> usize {
         let Self { sets, peers, tables, limits, sizes, listeners, .. } = self;
         for (set, rows) in gone.iter().filter_map(|set| Some((*set, tables.rules.remove(set)?))) {

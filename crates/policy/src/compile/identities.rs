@@ -1,5 +1,3 @@
-//! Identities indexed by labels.
-
 use std::{
     collections::BTreeSet,
     hash::{DefaultHasher, Hash, Hasher},
@@ -47,7 +45,6 @@ impl Identities {
         self.meeting(self.candidates(selector), selects)
     }
 
-    /// Also those that it could select.
     pub(super) fn perhaps_selected_by(&self, selector: &Selector) -> BTreeSet<Identity> {
         let may_select = |selected: &Selected| selector.may_select(&selected.labels, selected.namespace.as_deref());
         let unknown = self.with_label(hash(LabelOf::Namespace, UNKNOWN_LABELS, ""));
@@ -67,7 +64,7 @@ impl Identities {
     }
 
     /// A superset of the selected identities; `None` if no requirement lists values. Follows all requirements in
-    /// parallel; the list that ends first counts.
+    /// parallel: the shortest list counts.
     fn candidates(&self, selector: &Selector) -> Option<Vec<Identity>> {
         let of = |hash| self.with_label(hash);
         let meeting = |requirement: &Requirement| {
@@ -88,7 +85,7 @@ impl Identities {
     }
 }
 
-/// That a requirement can ask for.
+/// Hashes of labels that a requirement can name.
 fn labels(selected: &Selected) -> impl Iterator<Item = u64> {
     let of = |of, labels: &Labels| -> Vec<u64> { labels.iter().map(|(key, value)| hash(of, key, value)).collect() };
     let own = of(LabelOf::Endpoint, &selected.labels);

@@ -4,30 +4,27 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use imbl::OrdSet;
 
-/// Row numbers from 1, lowest first.
+/// Numbers from 1, lowest first; reused after the removal of their rows.
 #[derive(Debug, Clone)]
 pub(super) struct Ids {
-    /// Smaller numbers have been used.
     next: u32,
-    /// Below `next`.
     free: OrdSet<u32>,
     /// Released since [`Ids::settle`]: their rows exist.
     leaving: BTreeSet<u32>,
     /// Taken in place of other numbers, until [`Ids::settle`].
     kept: BTreeMap<u32, u32>,
-    /// Numbers of `kept` in use, and those that they replace.
+    /// Used numbers of `kept`, and the numbers that they replace.
     reused: BTreeSet<u32>,
     replaced: BTreeSet<u32>,
 }
 
 impl Ids {
-    /// Rows of the numbers in `leaving` exist.
     pub(super) fn beside(leaving: impl Iterator<Item = u32>) -> Self {
         let (free, kept, reused, replaced) = Default::default();
         Self { next: 1, free, leaving: leaving.collect(), kept, reused, replaced }
     }
 
-    /// Until [`Ids::settle`], takes a number of `kept` where it would take the number before it.
+    /// Until [`Ids::settle`], a key of `kept` is replaced by its value.
     pub(super) fn keep(&mut self, kept: BTreeMap<u32, u32>) {
         self.kept = kept;
     }
@@ -51,7 +48,7 @@ impl Ids {
             self.next += 1;
             self.next - 1
         });
-        // `leaving` still has the kept number, so that the next numbers are those of the first build.
+        // The kept number stays in `leaving`: later numbers are then equal to the first build's.
         self.kept.remove(&id).map_or(id, |kept| {
             self.reused.insert(kept);
             self.replaced.insert(id);

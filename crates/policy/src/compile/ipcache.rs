@@ -7,7 +7,7 @@ use ipnet::IpNet;
 
 use super::{Known, PeerClass};
 
-/// Address rows; dereferences to the map.
+/// Address rows, and their number per class.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Ipcache {
     rows: OrdMap<IpNet, Known>,

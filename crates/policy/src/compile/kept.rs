@@ -1,16 +1,11 @@
-//! Numbers of rows that an engine takes over from the tables of another one.
+//! Row numbers that an engine made with [`after`](super::Engine::after) takes over: equal rows are not written again,
+//! and need no second place in their table.
 //!
-//! An engine made with [`after`](super::Engine::after) computes every row anew. Where the earlier tables have the same
-//! rows under other numbers, it takes these numbers. So the same row is not written again, and needs no
-//! second place in its table.
-//!
-//! | number | belongs to an earlier one if |
+//! | number | takes the earlier number if |
 //! |---|---|
-//! | rule set | most endpoints have both; their ports and nearly all their cells are the same |
-//! | peer class | most prefixes have both; their cells in every rule set that is kept are the same |
-//! | rule | it stands in the same place of most cells |
-//!
-//! Only equal cells count, so no cell of a kept rule set and a kept class is written.
+//! | rule set | most endpoints have both, the ports are equal, and most classes have equal cells |
+//! | peer class | most prefixes have both, and its cells in all kept rule sets are equal |
+//! | rule | both are in the same place of most cells |
 
 use std::{
     cmp::Reverse,
@@ -19,29 +14,28 @@ use std::{
 
 use super::{Cell, Hit, PeerClass, Rows, RuleIndex, SetId, Tables};
 
-/// Higher numbers are not taken over: a number costs memory until it is reached.
+/// Highest kept number: [`Ids`](super::ids::Ids) stores all numbers below.
 const MOST: u32 = 1 << 20;
 
-/// Earlier numbers by the numbers of a first build.
+/// Earlier numbers by new number.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Numbers {
     earlier: HashMap<u32, u32>,
     taken: HashSet<u32>,
 }
 
-/// How often a number and an earlier one stand in the same place.
+/// How often two numbers are in the same place.
 #[derive(Debug, Default)]
 struct Votes(HashMap<(u32, u32), usize>);
 
 impl Votes {
-    /// Zero stands for none, or for every peer.
+    /// Ignores 0: no number, or every peer.
     fn add(&mut self, new: u32, earlier: u32) {
         if new != 0 && (1..=MOST).contains(&earlier) {
             *self.0.entry((new, earlier)).or_default() += 1;
         }
     }
 
-    /// The pairs with the most votes first.
     fn elect(self) -> Numbers {
         let mut pairs: Vec<_> = self.0.into_iter().collect();
         pairs.sort_unstable_by_key(|(pair, votes)| (Reverse(*votes), *pair));
@@ -71,7 +65,6 @@ impl Numbers {
     }
 }
 
-/// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Kept {
     /// Without [`SetId::DENIES`].
@@ -81,7 +74,6 @@ pub(super) struct Kept {
 }
 
 impl Kept {
-    /// `None` if no number of `new` belongs to one of `old`.
     pub(super) fn of(old: &Tables, new: &Tables) -> Option<Self> {
         let mut votes = Votes::default();
         let mut numbered = BTreeMap::new();
@@ -147,7 +139,7 @@ impl Kept {
         }
     }
 
-    /// Classes whose cells differ, at most half of the common classes; `None` if the rule sets differ otherwise.
+    /// Classes whose cells differ; `None` if the ports, the cells of any peer, or most classes differ.
     fn differing(
         &self,
         new: &Rows,
@@ -182,7 +174,7 @@ impl Kept {
     fn with_earlier_rules(&self, cell: Cell) -> Cell {
         let hit = |hit: Option<Hit>| {
             hit.map(|hit| Hit {
-                // Without an earlier number, a rule gets a number that no earlier rule has.
+                // No earlier rule has this number.
                 rule: hit.rule.map(|rule| RuleIndex(self.rules.get(rule.0).unwrap_or(u32::MAX))),
                 ..hit
             })

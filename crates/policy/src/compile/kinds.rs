@@ -36,7 +36,6 @@ impl KindKey {
     fn of(key: EndpointKey, Member { identity, endpoint }: &Member) -> Self {
         let Endpoint { health, elsewhere, ports, enforcement, .. } = &**endpoint;
         let (health, elsewhere) = (*health, *elsewhere);
-        // Without rules, no listener.
         let share = if elsewhere { Share::default() } else { Share::of(key) };
         let (identity, enforcement) = (*identity, enforcement.clone());
         Self { identity, health, elsewhere, ports: Arc::clone(ports), enforcement, share }
@@ -59,7 +58,6 @@ impl Kind {
         self.key.share
     }
 
-    /// A peer without rule sets.
     pub(super) fn is_elsewhere(&self) -> bool {
         self.key.elsewhere
     }
@@ -73,7 +71,7 @@ pub(super) enum Owner {
     Outside,
 }
 
-/// One identity has different labels or namespaces.
+/// An identity has two sets of labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error(
     "take in endpoint {}: other endpoints with identity {} have other labels or another namespace; give each set of \
@@ -90,17 +88,13 @@ pub struct IdentityInUse {
 
 #[derive(Debug, Default)]
 pub(super) struct Touched {
-    /// Their rules may have changed.
     pub(super) kinds: BTreeSet<KindId>,
     pub(super) new: BTreeSet<KindId>,
     pub(super) gone: Vec<KindId>,
-    /// New, or of another kind; without new ones elsewhere, which have no rule sets.
+    /// New, or of another kind, except new ones elsewhere.
     pub(super) members: BTreeSet<EndpointKey>,
-    /// Their owner may have changed. In any order.
     pub(super) addresses: Vec<IpAddr>,
-    /// With changed numbers.
     pub(super) names: BTreeSet<PortName>,
-    /// Left by a kind.
     pub(super) released: Vec<(SetId, KindId)>,
 }
 
@@ -113,7 +107,6 @@ pub(super) struct Kinds {
     pub(super) identities: Identities,
     of_identity: OrdSet<(Identity, KindId)>,
     of_kind: OrdSet<(KindId, EndpointKey)>,
-    /// By declared number.
     declared: OrdSet<(PortName, u16, KindId)>,
     addresses: OrdSet<(IpAddr, EndpointKey)>,
     node: OrdSet<IpAddr>,
@@ -247,7 +240,7 @@ impl Kinds {
         self.declared.range(all).map(|(_, _, kind)| *kind)
     }
 
-    /// For any address; empty for networks and names.
+    /// Empty for networks and names.
     pub(super) fn matched_by(&self, atom: &Atom) -> Vec<Owner> {
         let kinds: Vec<KindId> = match atom {
             Atom::Network { .. } | Atom::Names(_) => return Vec::new(),
@@ -297,7 +290,6 @@ impl Kinds {
         kind.map_or(other, Owner::Endpoint)
     }
 
-    /// Of endpoints or nodes.
     pub(super) fn addresses_in(&self, net: IpNet) -> impl Iterator<Item = IpAddr> {
         let (first, last) = (net.network(), net.broadcast());
         let of_endpoints = self.addresses.range((first, EndpointKey(0))..=(last, EndpointKey(u32::MAX)));
@@ -317,7 +309,6 @@ impl Kinds {
         }
     }
 
-    /// `None` for a removed kind.
     pub(super) fn known(&self, owner: Owner) -> Option<(Identity, OwnerOf<'_>)> {
         Some(match owner {
             Owner::Endpoint(kind) => {

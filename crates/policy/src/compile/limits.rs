@@ -22,7 +22,7 @@ pub struct Sizes {
     pub listeners: usize,
 }
 
-/// Row limits, also during a change, when old and new rows coexist.
+/// Row limits, also for old and new rows together during a change.
 pub type Limits = Sizes;
 
 /// A table of the programs.
@@ -30,7 +30,7 @@ pub type Limits = Sizes;
 pub enum Table {
     /// Peer addresses.
     Ipcache,
-    /// A part of [`Table::Ipcache`]: networks in rules, with their exceptions.
+    /// Networks and exceptions of rules, a part of [`Table::Ipcache`].
     Networks,
     /// Port classes.
     Ports,
@@ -73,9 +73,9 @@ pub struct TooLarge {
     pub needed: usize,
     /// Limit.
     pub limit: usize,
-    /// The new state does not fit together with the old one.
+    /// Old and new rows do not fit together.
     pub during: bool,
-    /// With the most rows, largest first.
+    /// Rules with the most rows, largest first.
     pub largest: Vec<(Origin, usize)>,
 }
 

@@ -11,21 +11,18 @@ type Uses = OrdMap<(ListenerId, SetId), usize>;
 
 #[derive(Debug, Clone)]
 pub(super) struct Listeners {
-    /// Lowest number.
     first: u16,
-    /// For new listeners.
     avoided: Arc<BTreeSet<u16>>,
     table: Table,
     by_content: OrdMap<Arc<Listener>, ListenerId>,
     uses: Uses,
-    /// Possibly unused since the last settlement.
     touched: BTreeSet<ListenerId>,
-    /// Their cells exist until the next settlement.
+    /// Not free until [`Listeners::settle`]: their cells exist.
     leaving: BTreeSet<ListenerId>,
 }
 
 impl Listeners {
-    /// Listeners used again before the first settlement keep their numbers.
+    /// Listeners of `table` keep their numbers until the first [`Listeners::sweep`].
     pub(super) fn of(table: &Table) -> Self {
         let by_content = table.iter().map(|(id, listener)| (Arc::clone(listener), *id)).collect();
         let touched = table.keys().copied().collect();
@@ -41,7 +38,6 @@ impl Listeners {
         Self { avoided, ..self }
     }
 
-    /// Adds a cell of the rule set.
     pub(super) fn acquire(&mut self, set: SetId, listener: Listener) -> ListenerId {
         let id = self.by_content.get(&listener).copied().unwrap_or_else(|| {
             let (id, listener) = (self.free(), Arc::new(listener));
@@ -53,7 +49,7 @@ impl Listeners {
         id
     }
 
-    /// Else the last number, which is above any limit.
+    /// Without one, the last number, which is above any limit.
     fn free(&self) -> ListenerId {
         let taken =
             |id: &ListenerId| self.table.contains_key(id) || self.leaving.contains(id) || self.avoided.contains(&id.0);
@@ -70,7 +66,6 @@ impl Listeners {
         }
     }
 
-    /// Removes listeners without cells.
     pub(super) fn sweep(&mut self) -> (Table, Uses) {
         for id in std::mem::take(&mut self.touched) {
             if self.uses.range((id, SetId::NONE)..=(id, SetId(u32::MAX))).next().is_some() {
@@ -84,7 +79,6 @@ impl Listeners {
         (self.table.clone(), self.uses.clone())
     }
 
-    /// Their cells are gone.
     pub(super) fn settle(&mut self) {
         self.leaving.clear();
     }

@@ -1,4 +1,4 @@
-//! Connections that a row change takes from a remaining listener.
+//! Connections that leave a listener.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use super::{Decision, EndpointKey, Known, L4, ListenerId, PeerClass, Rows, SetId
 type Classes = BTreeSet<(PeerClass, PeerClass)>;
 
 impl Tables {
-    /// Endpoints with connections that leave a listener in both tables without being denied.
+    /// Endpoints with accepted connections that leave a listener which is in both tables.
     #[must_use]
     pub fn moved(&self, after: &Self) -> BTreeSet<(ListenerId, EndpointKey)> {
         if self.redirects.is_empty() || after.redirects.is_empty() {
@@ -57,7 +57,7 @@ impl Tables {
         all
     }
 
-    /// Without added or removed endpoints, which have no connections.
+    /// Added and removed endpoints have no connections.
     fn changed_classes(&self, after: &Self) -> Classes {
         let differences = self.ipcache.diff(&after.ipcache).filter_map(|difference| match difference {
             DiffItem::Update { old: (_, before), new: (_, known) } => Some((before.class, known.class)),
@@ -73,7 +73,7 @@ impl Tables {
     }
 }
 
-/// The old rows lead a destination to the listener, and the new rows accept it otherwise.
+/// Listeners whose destinations the new rows accept otherwise.
 fn led_elsewhere(before: &Rows, after: &Rows, classes: &Classes, of: &BTreeSet<ListenerId>) -> BTreeSet<ListenerId> {
     let destinations = edges(before, after);
     let mut found = BTreeSet::new();
@@ -90,7 +90,7 @@ fn led_elsewhere(before: &Rows, after: &Rows, classes: &Classes, of: &BTreeSet<L
     found
 }
 
-/// The start of each prefix, and after its end: one destination per uniform range.
+/// One destination per uniform range.
 fn edges(before: &Rows, after: &Rows) -> BTreeSet<(L4, u16)> {
     let prefixes = before.ports.keys().chain(after.ports.keys());
     let ends = prefixes.flat_map(|prefix| {

@@ -1,5 +1,3 @@
-//! Addresses of DNS names and name patterns.
-
 use std::{
     collections::BTreeSet,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -18,13 +16,11 @@ const LAST: IpAddr = IpAddr::V6(Ipv6Addr::from_bits(u128::MAX));
 pub(super) struct Names {
     addresses: OrdMap<Arc<str>, Arc<BTreeSet<IpAddr>>>,
     patterns: OrdMap<AtomId, NamePattern>,
-    /// Names for each pattern and matched address.
+    /// Number of names per pattern and address.
     matched: OrdMap<(AtomId, IpAddr), usize>,
-    /// Counts changed since [`Names::settle`].
     touched: BTreeSet<(AtomId, IpAddr)>,
 }
 
-/// A possibly changed match.
 #[derive(Debug)]
 pub(super) struct Named {
     pub(super) atom: AtomId,
@@ -59,7 +55,6 @@ impl Names {
         self.touched.insert((id, address));
     }
 
-    /// Updates the active patterns.
     pub(super) fn settle(&mut self, delta: &Delta) -> Vec<Named> {
         for id in delta.dropped.keys().filter(|id| self.patterns.contains_key(*id)).collect::<Vec<_>>() {
             self.patterns.remove(id);
@@ -88,7 +83,6 @@ impl Names {
         self.patterns.contains_key(&id)
     }
 
-    /// 0 if the pattern is inactive.
     pub(super) fn addresses_of(&self, id: AtomId) -> usize {
         self.matched_by(id).count()
     }

@@ -1,4 +1,4 @@
-//! Nested networks: longest-prefix look-up, and matching networks and names.
+//! Nested networks and longest-prefix look-up.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,7 +22,7 @@ pub(super) fn longest<V: Clone>(map: &OrdMap<IpNet, V>, address: IpAddr) -> Opti
 
 /// Longest prefix that contains the network.
 ///
-/// Prefixes are sorted by address, then length, so it precedes the network, and contains every prefix between. It has
+/// Prefixes are sorted by address, then length: the result precedes the network, contains every prefix between, and has
 /// no more bits than the network shares with the nearest preceding prefix.
 pub(super) fn covering<V: Clone>(map: &OrdMap<IpNet, V>, mut net: IpNet) -> Option<(&IpNet, &V)> {
     loop {
@@ -39,51 +39,46 @@ pub(super) fn covering<V: Clone>(map: &OrdMap<IpNet, V>, mut net: IpNet) -> Opti
     }
 }
 
-/// Seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Edge {
     Begin(AtomId),
     End(AtomId),
 }
 
-/// Networks, exceptions, names' addresses, and both families, with the atoms that match there outside longer
-/// boundaries.
+/// Networks, exceptions, names' addresses, both families, with the atoms that match outside longer boundaries.
 #[derive(Debug, Clone)]
 pub(super) struct Boundaries {
     nets: OrdMap<IpNet, Signature>,
     edges: OrdSet<(IpNet, Edge)>,
-    /// They need no edge.
     always: Arc<BTreeSet<IpNet>>,
-    /// Of containers elsewhere; they need no edge either.
+    /// Networks of containers elsewhere.
     pods: Arc<BTreeSet<IpNet>>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Moved {
-    /// Added, removed, or matching other atoms.
+    /// Added, removed, or with other atoms.
     pub(super) nets: Vec<IpNet>,
     /// Disjoint; contain all of `nets`.
     pub(super) within: Vec<IpNet>,
 }
 
 impl Boundaries {
-    /// Always includes `own`.
     pub(super) fn new(own: &[IpNet]) -> Self {
         let always: BTreeSet<IpNet> = EVERYWHERE.into_iter().chain(own.iter().map(IpNet::trunc)).collect();
         let nets = always.iter().map(|net| (*net, Signature::default())).collect();
         Self { nets, edges: OrdSet::new(), always: Arc::new(always), pods: Arc::default() }
     }
 
-    /// Returns the networks that are new or gone, for [`Self::update`].
+    /// Returns changed networks.
     pub(super) fn set_pods(&mut self, pods: BTreeSet<IpNet>) -> BTreeSet<IpNet> {
         let changed = self.pods.symmetric_difference(&pods).copied().collect();
         self.pods = Arc::new(pods);
         changed
     }
 
-    /// In a network of containers elsewhere.
     pub(super) fn is_of_pods(&self, net: &IpNet) -> bool {
-        // They do not contain each other, so only the nearest can contain the network.
+        // None contains another: only the nearest can contain the network.
         self.pods.range(..=*net).next_back().is_some_and(|pods| pods.contains(net))
     }
 
@@ -99,12 +94,11 @@ impl Boundaries {
         self.nets.keys().copied()
     }
 
-    /// Matches outside longer boundaries.
     pub(super) fn matching(&self, net: IpNet) -> Signature {
         covering(&self.nets, net).map(|(_, matching)| Arc::clone(matching)).unwrap_or_default()
     }
 
-    /// `pods`: changed networks of containers elsewhere.
+    /// `pods`: the result of [`Self::set_pods`].
     pub(super) fn update(&mut self, delta: &Delta, named: &[Named], pods: &BTreeSet<IpNet>) -> Moved {
         let mut touched = pods.clone();
         for (net, edge) in delta.dropped.iter().flat_map(|(id, atom)| edges(*id, atom)) {
@@ -149,7 +143,6 @@ impl Boundaries {
             moved.push(net);
         }
         let outside = net.supernet().map(|outer| self.matching(outer)).unwrap_or_default();
-        // Longest last.
         let mut around: Vec<(IpNet, Signature)> = Vec::new();
         for (net, edges) in wanted {
             while around.last().is_some_and(|(outer, _)| !outer.contains(&net)) {
@@ -166,7 +159,6 @@ impl Boundaries {
     }
 }
 
-/// Inside the edges.
 fn crossing(outside: &[AtomId], edges: &[Edge]) -> Signature {
     let mut matching: BTreeSet<AtomId> = outside.iter().copied().collect();
     for edge in edges {

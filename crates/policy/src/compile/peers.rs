@@ -1,4 +1,4 @@
-//! Longest-prefix rows of addresses, and their classes.
+//! Address rows and their classes.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -18,14 +18,12 @@ use super::{
     networks::Boundaries,
 };
 
-/// Inputs of classes: owners, networks and names.
 #[derive(Debug, Clone)]
 pub(super) struct Peers {
     boundaries: Boundaries,
-    /// Changed since the last update.
     pods: BTreeSet<IpNet>,
     pub(super) names: Names,
-    /// Active atoms, sorted; without networks and names.
+    /// Sorted; without networks and names.
     owners: OrdMap<Owner, Signature>,
     pub(super) classes: Classes,
 }
@@ -45,17 +43,14 @@ impl Peers {
         Self { boundaries: Boundaries::new(nets), ..self }
     }
 
-    /// Replaces the networks of containers elsewhere.
     pub(super) fn set_pods(&mut self, pods: BTreeSet<IpNet>) {
         self.pods.extend(self.boundaries.set_pods(pods));
     }
 
-    /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.classes.settle();
     }
 
-    /// For touched addresses, and addresses that match other atoms.
     pub(super) fn update(
         &mut self,
         delta: &Delta,
@@ -132,8 +127,7 @@ impl Peers {
         Some((identity, all.into()))
     }
 
-    /// For known owners only changed atoms. Returns owners with other matches, without new kinds, whose addresses are
-    /// all touched.
+    /// Returns owners with other matches, without new kinds: their addresses are all touched.
     fn match_owners(
         &mut self,
         first: bool,

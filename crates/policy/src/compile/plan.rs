@@ -1,4 +1,4 @@
-//! A rule set: rules with port classes, and cells of peer classes.
+//! The cells of a rule set.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,30 +24,26 @@ pub(super) struct Plan {
     pub(super) ports: OrdMap<PortPrefix, PortClass>,
     clauses: Vec<Clause>,
     of_any: Vec<usize>,
-    /// A peer must match one.
     of_atom: BTreeMap<AtomId, Vec<usize>>,
 }
 
-/// A rule's part for one port list.
 #[derive(Debug)]
 struct Clause {
     hit: Hit,
     admin: bool,
-    /// Even if `hit` does not name it.
+    /// Set even without `hit.rule`.
     rule: Option<RuleIndex>,
     /// The peer must match it, too.
     with: Option<AtomId>,
     ports: Vec<PortClass>,
-    /// `None` for all. Clauses with requests have ports.
     requests: Option<Arc<Requests>>,
 }
 
-/// A cell without listener number.
 #[derive(Debug, Default)]
 pub(super) struct Draft {
     admin: Option<Hit>,
     rest: Option<Hit>,
-    /// Of rules with requests; decides without a better `rest`.
+    /// Decides without a better `rest`.
     redirect: Option<(Hit, Arc<Requests>)>,
 }
 
@@ -69,10 +65,9 @@ impl Plan {
         let mut lists = Lists::default();
         let mut plan =
             Self { key, ports: OrdMap::new(), clauses: Vec::new(), of_any: Vec::new(), of_atom: BTreeMap::new() };
-        // `None` for every destination.
         let mut places: Vec<Option<usize>> = Vec::new();
         let mut rank = 0;
-        // They share two ranks: for specific peers, and for every peer.
+        // Rules with requests share two ranks: specific peers, every peer.
         let mut of_requests = None;
         for rule in rules {
             let requests = rule.requests.clone();
@@ -122,7 +117,6 @@ impl Plan {
         self.peers().chain(self.clauses.iter().filter_map(|clause| clause.with))
     }
 
-    /// A peer with specific cells matches at least one.
     pub(super) fn peers(&self) -> impl Iterator<Item = AtomId> {
         self.of_atom.keys().copied()
     }
@@ -140,7 +134,7 @@ impl Plan {
         self.cells(self.clauses_of(matching).map(|(at, _)| at), &self.of_any)
     }
 
-    /// `beside`: clauses for any peer; where a cell has requests, their requests are added.
+    /// `beside`: clauses that add requests to cells with requests.
     fn cells(&self, places: impl Iterator<Item = usize>, beside: &[usize]) -> BTreeMap<PortClass, Draft> {
         let mut cells: BTreeMap<PortClass, Draft> = BTreeMap::new();
         let mut with_requests: BTreeMap<PortClass, BTreeSet<usize>> = BTreeMap::new();
@@ -201,7 +195,7 @@ impl Plan {
     }
 }
 
-/// An additional atom, and a port list, `None` for every destination.
+/// Additional atoms and port lists (`None`: all).
 fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<AtomId>, Option<Arc<PortList>>)> {
     let Some(ports) = ports else { return vec![(None, None)] };
     let mut parts = Vec::new();
@@ -224,7 +218,6 @@ fn parts(ports: Option<&Ports>, key: &SetKey, atoms: &mut Atoms) -> Vec<(Option<
     parts
 }
 
-/// For a packet without a transport header.
 fn with_unknown(mut ports: Vec<PortClass>) -> Vec<PortClass> {
     if !ports.is_empty() {
         ports.push(PortClass::UNKNOWN);

@@ -1,5 +1,3 @@
-//! Port lists to classes, ranges to prefixes.
-
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
@@ -10,12 +8,11 @@ use imbl::OrdMap;
 use super::{L4, PortClass, PortPrefix};
 use crate::model::PortRange;
 
-/// All ports of a rule, of any protocols.
 pub(super) type PortList = BTreeSet<(L4, PortRange)>;
 
-/// Prefixes of the ports, and the classes of each list. Ports in the same lists share a class.
+/// Prefixes, and the classes of each list. Ports in the same lists share a class.
 pub(super) fn classes(lists: &[Arc<PortList>]) -> (OrdMap<PortPrefix, PortClass>, Vec<Vec<PortClass>>) {
-    /// Changes of each list's number of ranges at a port.
+    /// Change of a list's number of ranges.
     type Steps = Vec<(usize, i32)>;
     let mut steps: BTreeMap<L4, BTreeMap<u32, Steps>> = BTreeMap::new();
     for (list, ranges) in lists.iter().enumerate() {
@@ -30,7 +27,6 @@ pub(super) fn classes(lists: &[Arc<PortList>]) -> (OrdMap<PortPrefix, PortClass>
     let mut prefixes = OrdMap::new();
     for (l4, at) in steps {
         let mut containing: BTreeMap<usize, i32> = BTreeMap::new();
-        // Before the step.
         let mut open: (u32, Vec<usize>) = (0, Vec::new());
         for (port, changes) in at {
             for (list, change) in changes {
@@ -61,11 +57,10 @@ pub(super) fn classes(lists: &[Arc<PortList>]) -> (OrdMap<PortPrefix, PortClass>
     (prefixes, of_list)
 }
 
-/// Fewest, at most 30, for `first..end`.
+/// Fewest prefixes of `first..end`, at most 30.
 fn split(l4: L4, mut first: u32, end: u32) -> impl Iterator<Item = PortPrefix> {
     std::iter::from_fn(move || {
         let left = end.checked_sub(first).filter(|left| *left > 0)?;
-        // Largest fitting block.
         let bits = first.trailing_zeros().min(left.ilog2()).min(16);
         let prefix = PortPrefix { l4, first: u16::try_from(first).ok()?, length: u8::try_from(16 - bits).ok()? };
         first += 1 << bits;

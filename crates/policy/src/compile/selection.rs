@@ -1,4 +1,4 @@
-//! Ordered policies, selected identities, and the rules of a kind.
+//! Ordered policies, and the rules of a kind.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -37,22 +37,20 @@ impl Order {
     }
 }
 
-/// A rule, prepared for all rule sets.
 #[derive(Debug)]
 pub(super) struct Prepared {
     pub(super) index: RuleIndex,
     pub(super) origin: Arc<Origin>,
     pub(super) admin: bool,
     pub(super) ruling: Ruling,
-    /// `false` for a pass of the baseline tier.
     pub(super) told: bool,
-    /// `None` for every peer.
+    /// `None` for all.
     pub(super) peers: Option<Vec<AtomId>>,
-    /// `None` for every port.
+    /// `None` for all.
     pub(super) ports: Option<Ports>,
     /// `None` for all.
     pub(super) requests: Option<Arc<Requests>>,
-    /// The deny rule behind a pass of the admin tier, for packets of which unknown labels decide whether it matches.
+    /// Deny rule behind a pass of the admin tier, where unknown labels decide whether the pass matches.
     doubt: Option<Arc<Prepared>>,
 }
 
@@ -74,17 +72,16 @@ impl Entry {
     }
 }
 
-/// Labels, and the policies that select them.
 #[derive(Debug, Clone)]
 pub(super) struct Selected {
     pub(super) labels: Arc<Labels>,
     pub(super) namespace: Option<Arc<Labels>>,
-    /// False for a policy whose subject depends on unknown labels.
+    /// False if unknown labels decide whether the policy applies.
     by: BTreeMap<Arc<Order>, bool>,
 }
 
 impl Selected {
-    /// `None` if the policy cannot apply; false if that depends on unknown labels.
+    /// `None` if the policy cannot apply.
     fn selected_by(&self, policy: &Policy) -> Option<bool> {
         let (subject, namespace) = (&policy.subject, self.namespace.as_deref());
         subject.may_select(&self.labels, namespace).then(|| subject.selects(&self.labels, namespace))
@@ -98,13 +95,10 @@ impl Selected {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct SetKey {
     pub(super) direction: Direction,
-    /// In evaluation order. While in use, an index means one content and tier.
     pub(super) rules: Vec<RuleIndex>,
-    /// They deny after all rules.
     pub(super) isolated_by: Vec<PolicyName>,
-    /// The subject's for ingress, all peers' for egress.
+    /// Of the subject for ingress, of all peers for egress.
     pub(super) numbers: BTreeMap<PortName, Vec<u16>>,
-    /// [`Share::default`] without requests for the proxy.
     pub(super) share: Share,
 }
 
@@ -120,12 +114,10 @@ impl Policies {
         Self { orders: OrdMap::new(), entries: OrdMap::new(), indices }
     }
 
-    /// See [`Ids::keep`].
     pub(super) fn keep(&mut self, numbers: BTreeMap<u32, u32>) {
         self.indices.keep(numbers);
     }
 
-    /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.indices.settle();
     }
@@ -177,7 +169,7 @@ impl Policies {
         affected
     }
 
-    /// At any position; equal rules keep theirs in order.
+    /// Equal rules keep their numbers.
     fn prepare(&mut self, policy: Policy, old: Option<&Entry>, atoms: &mut Atoms) -> Entry {
         let mut before: HashMap<_, VecDeque<(RuleIndex, Option<RuleIndex>)>> = HashMap::new();
         for old in old.into_iter().filter(|old| old.policy.tier == policy.tier) {
@@ -244,7 +236,7 @@ impl Policies {
                                 admin.push(doubt);
                             }
                         }
-                        // Of a policy that could apply, only what denies.
+                        // Unknown labels decide whether the policy applies: only its deny rules count.
                         (_, Action::Accept | Action::Pass | Action::Except) if !is_sure => {}
                         (Tier::Admin, _) => admin.push(prepared),
                         (Tier::Namespaced, Action::Deny) => deny.push(prepared),
@@ -260,7 +252,7 @@ impl Policies {
         if let Enforcement::Always(by) = enforcement {
             isolated_by.push(PolicyName::clone(by));
         }
-        // Isolation decides every packet.
+        // Isolation precedes the baseline tier.
         if !isolated_by.is_empty() {
             baseline.clear();
         } else {
@@ -280,7 +272,6 @@ impl Policies {
     }
 }
 
-/// Unknown labels of a namespace can decide whether it matches.
 fn passes_in_doubt(policy: &Policy, rule: &Rule) -> bool {
     let is_in_doubt = |peer: &Peer| matches!(peer, Peer::Endpoints(selector) if selector.needs_namespace_labels());
     policy.tier == Tier::Admin
@@ -288,7 +279,6 @@ fn passes_in_doubt(policy: &Policy, rule: &Rule) -> bool {
         && (policy.subject.needs_namespace_labels() || rule.peers.iter().flatten().any(is_in_doubt))
 }
 
-/// Without source location.
 type Content<'a> = (Direction, Action, Option<&'a [Peer]>, Option<&'a [Port]>, Option<&'a Requests>);
 
 fn content(rule: &Rule) -> Content<'_> {

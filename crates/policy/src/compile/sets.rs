@@ -1,4 +1,4 @@
-//! Rule sets in use, and their kinds of endpoints.
+//! Rule sets in use.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,11 +24,8 @@ pub(super) struct RuleSets {
     by_key: OrdMap<Arc<SetKey>, SetId>,
     plans: OrdMap<SetId, Arc<Plan>>,
     users: OrdSet<(SetId, KindId)>,
-    /// Of specific peers.
     by_atom: OrdSet<(AtomId, SetId)>,
-    /// Egress rule sets.
     by_name: OrdSet<(PortName, SetId)>,
-    /// Since [`RuleSets::take_new`].
     new: Vec<SetId>,
 }
 
@@ -38,12 +35,10 @@ impl RuleSets {
         Self { ids, by_key, plans, users, by_atom, by_name, new }
     }
 
-    /// Their rows are gone.
     pub(super) fn settle(&mut self) {
         self.ids.settle();
     }
 
-    /// See [`Ids::keep`].
     pub(super) fn keep(&mut self, numbers: BTreeMap<u32, u32>) {
         self.ids.keep(numbers);
     }
@@ -105,7 +100,7 @@ impl RuleSets {
         self.plans.values().map(|plan| &**plan)
     }
 
-    /// They can have cells of this class.
+    /// Rule sets that can have cells of the class.
     pub(super) fn matched_by(&self, signature: &Signature) -> BTreeSet<SetId> {
         let of = |atom: &AtomId| self.by_atom.range((*atom, SetId::NONE)..=(*atom, SetId(u32::MAX)));
         signature.iter().flat_map(of).map(|(_, id)| *id).collect()
@@ -121,7 +116,7 @@ impl RuleSets {
     }
 }
 
-/// Their numbers come from peers.
+/// Names whose numbers come from peers.
 fn names(plan: &Plan) -> impl Iterator<Item = &PortName> {
     plan.key.numbers.keys().filter(|_| plan.key.direction == Direction::Egress)
 }

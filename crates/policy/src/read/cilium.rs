@@ -1,13 +1,11 @@
 //! `CiliumNetworkPolicy` and `CiliumClusterwideNetworkPolicy` of cilium.io/v2.
 //!
 //! - A direction with rules is isolated, unless `enableDefaultDeny` overrides it.
-//! - A rule without peers and ports, `{}`, only isolates. With only ports, it matches every peer.
-//! - An empty list of peers matches nothing; `[{}]` matches the endpoints of the namespace, or, in a clusterwide
-//!   policy, all endpoints.
+//! - A rule `{}` only isolates. With only ports, a rule matches every peer.
+//! - An empty list of peers matches nothing; `[{}]` matches all endpoints, of a namespaced policy those in its
+//!   namespace.
 //!
-//! Differences from Cilium: networks also match addresses of endpoints and the node; names (`toFQDNs`) do not. Content
-//! that Cilium corrects or ignores with a warning is refused: a subject of another namespace, an empty `ports`, an
-//! `endPort` below `port`, an exception equal to the network.
+//! Differences from Cilium: `docs/policy.md`.
 
 use std::collections::BTreeSet;
 
@@ -22,13 +20,11 @@ use crate::model::{
     Action, Direction, Directions, Entity, LabelOf, Labels, Peer, Policy, Requirement, Rule, Selector, Tier,
 };
 
-/// Cilium's key for a pod's namespace.
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-/// Prefix of namespace labels' keys.
 const NAMESPACE_LABELS: &str = "io.cilium.k8s.namespace.labels.";
-/// Label of an endpoint whose labels are unknown.
+/// Label of an endpoint with unknown labels.
 const WITHOUT_LABELS: &str = "reserved:init";
-/// Of peers other than endpoints.
+/// Sources of labels that no endpoint has.
 const OTHER_SOURCES: [&str; 5] = ["reserved", "cidr", "cidrgroup", "fqdn", "node"];
 /// Cilium's cluster includes the node.
 const ENTITIES: [(&str, &[Entity]); 6] = [
@@ -40,7 +36,6 @@ const ENTITIES: [(&str, &[Entity]); 6] = [
     ("remote-node", &[Entity::RemoteNode]),
 ];
 
-/// One for `spec`, and one per item of `specs`.
 pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let mut policies = Vec::new();
     if let Some(spec) = document.object.get("spec") {
@@ -107,7 +102,6 @@ fn default_deny(reader: &mut Reader, spec: &Object<'_>) -> Read<(Option<bool>, O
     Ok((ingress?, egress?))
 }
 
-/// One without requests, and one per set of requests.
 fn rules(
     reader: &mut Reader,
     field: &Field<'_>,
@@ -217,7 +211,7 @@ fn subject(reader: &mut Reader, field: &Field<'_>, namespace: Option<&str>) -> R
     Ok(Selector(requirements))
 }
 
-/// `SOURCE:KEY`, or `KEY` for any source. Keys of a namespace's name and labels refer to the namespace.
+/// `SOURCE:KEY`, or `KEY` for any source.
 fn key(reader: &mut Reader, field: &Field<'_>, text: &str) -> Read<(LabelOf, String)> {
     let (source, key) = text.split_once(':').unwrap_or(("any", text));
     if source.is_empty() || !source.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()) {

@@ -1,4 +1,4 @@
-//! `rules` and `serverNames` in `toPorts` of cilium.io/v2.
+//! `rules` and `serverNames` in `toPorts`.
 
 use std::collections::BTreeSet;
 
@@ -37,7 +37,7 @@ pub(super) fn read(reader: &mut Reader, item: &Object<'_>, direction: Direction)
     })
 }
 
-/// Next to `serverNames`: only the handling of connections without a proxy.
+/// Next to `serverNames`: only `failOpen`.
 fn beside_names(reader: &mut Reader, item: &Object<'_>, field: &Field<'_>) -> Read<Requests> {
     const REMEDY: &str = "write an item for each: requests inside TLS are not seen";
     let object = reader.object(field, &["http", "dns", "failOpen"], &[])?;
@@ -86,7 +86,7 @@ fn request(reader: &mut Reader, field: &Field<'_>) -> Read<HttpRule> {
     Ok(HttpRule { method: method?, path: path?, host: host?, headers })
 }
 
-/// `None` for an empty expression, which matches everything.
+/// `None` for an empty expression: matches everything.
 fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
     const REMEDY: &str = "write a regular expression of RE2, for the whole text";
     let text = reader.text(field)?;
@@ -105,7 +105,7 @@ fn pattern(reader: &mut Reader, field: &Field<'_>) -> Read<Option<Pattern>> {
     if let Err(what) = ast::visit(&parsed, Foreign(text)) {
         return Err(reader.refuse(field, format!("is {}, which has {what}", quoted(text)), REMEDY));
     }
-    // Bytes, as in a proxy.
+    // RE2 of the proxy matches bytes.
     match TranslatorBuilder::new().unicode(false).utf8(false).build().translate(text, &parsed) {
         Ok(hir) if repeats(&hir) > MAX_REPEATS => Err(reader.refuse(
             field,
@@ -144,7 +144,6 @@ impl Foreign<'_> {
     }
 }
 
-/// RE2 reads a byte above 7f as half a UTF-8 character.
 fn literal(literal: &Literal) -> Result<(), &'static str> {
     match literal.kind {
         LiteralKind::HexFixed(HexLiteralKind::X) | LiteralKind::HexBrace(HexLiteralKind::X) if literal.c.is_ascii() => {
@@ -213,7 +212,6 @@ impl ast::Visitor for Foreign<'_> {
     }
 }
 
-/// Of nested repetitions.
 fn repeats(hir: &Hir) -> u64 {
     match hir.kind() {
         HirKind::Repetition(repetition) => {
@@ -226,7 +224,6 @@ fn repeats(hir: &Hir) -> u64 {
     }
 }
 
-/// A class with multi-byte characters needs several instructions per range.
 fn program(hir: &Hir) -> u64 {
     const OF_SEVERAL_BYTES: u64 = 12;
     match hir.kind() {
@@ -245,7 +242,7 @@ fn program(hir: &Hir) -> u64 {
     }
 }
 
-/// A fixed text or prefix is cheaper and more readable.
+/// Fixed text or prefix: cheaper than an expression.
 fn plain(hir: &Hir) -> Option<Pattern> {
     let parts = match hir.kind() {
         HirKind::Concat(parts) => parts.as_slice(),
@@ -299,7 +296,7 @@ fn header_match(reader: &mut Reader, field: &Field<'_>) -> Read<HeaderRule> {
     checked(reader, object.field(), name, value)
 }
 
-/// RFC 9110, section 5.6.2: the name is a token. The value has no control characters.
+/// The name is a token (RFC 9110, section 5.6.2).
 fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&str>) -> Read<HeaderRule> {
     let token = |b: u8| b.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&b);
     if name.is_empty() || !name.bytes().all(token) {
@@ -323,8 +320,8 @@ fn checked(reader: &mut Reader, field: &Field<'_>, name: &str, value: Option<&st
     Ok(rule)
 }
 
-/// Envoy removes them before routing: hop-by-hop headers (RFC 9110, section 7.6.1), Envoy's headers, and the proxy's
-/// copy of a client value. It keeps `Upgrade: websocket`.
+/// Envoy removes these before routing: hop-by-hop headers (RFC 9110, section 7.6.1) except `Upgrade: websocket`, its
+/// own, and the proxy's copy of a client value.
 fn is_never_seen(rule: &HeaderRule) -> bool {
     match rule.name.as_str() {
         "connection" | "keep-alive" | "proxy-connection" | "transfer-encoding" | "x-wharf-forwarded-proto" => true,

@@ -1,4 +1,4 @@
-//! `toPorts` and `icmps` in rules of cilium.io/v2.
+//! `toPorts` and `icmps`.
 
 use std::sync::Arc;
 
@@ -13,7 +13,6 @@ use crate::{
     requests::Requests,
 };
 
-/// Per `toPorts` item, or types per `icmps` item.
 const MAX_ITEMS: usize = 40;
 
 /// IANA; spelt as in Cilium.
@@ -66,13 +65,12 @@ const ICMPV6_TYPES: [(&str, u8); 27] = [
     ("ExtendedEchoReply", 161),
 ];
 
-/// Ports, and accepted requests (`None`: all).
 pub(super) struct Destinations {
     pub(super) ports: Option<Vec<Port>>,
     pub(super) requests: Option<Arc<Requests>>,
 }
 
-/// First all without requests, then each `toPorts` item with requests. Every destination without both lists.
+/// First all destinations without requests, then each `toPorts` item with requests.
 pub(super) fn read(
     reader: &mut Reader,
     rule: &Object<'_>,
@@ -187,7 +185,7 @@ fn port(reader: &mut Reader, field: &Field<'_>, any: &[Protocol]) -> Read<Vec<Po
             return Err(reader.refuse_key(&object, "endPort", "is there with the name of a port", remedy));
         }
         None => {
-            // RFC 6335, section 5.1: case-insensitive.
+            // Case-insensitive (RFC 6335, section 5.1).
             let text = reader.text(&port)?.to_ascii_lowercase();
             Written::Name(values::port_name(reader, &port, &text)?)
         }
@@ -207,7 +205,7 @@ enum Written {
     Name(String),
 }
 
-/// Quoted or plain, 0 to 65,535; `None` for other characters.
+/// `None` for a name.
 fn number(reader: &mut Reader, field: &Field<'_>) -> Read<Option<u16>> {
     let text = match field.value() {
         Value::Text(text) => text,

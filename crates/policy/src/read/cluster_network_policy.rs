@@ -1,4 +1,4 @@
-//! `ClusterNetworkPolicy` of policy.networking.k8s.io v1alpha2 and v1beta1 (network-policy-api.sigs.k8s.io).
+//! `ClusterNetworkPolicy` of policy.networking.k8s.io.
 
 use super::{
     field::{Field, Object, Read, Reader},
@@ -7,15 +7,13 @@ use super::{
 };
 use crate::model::{Action, Direction, Directions, Peer, Policy, Port, PortRange, Protocol, Rule, Selector, Tier};
 
-/// Rules of a direction, peers, protocols, networks.
 const MAX_ITEMS: usize = 25;
-/// Of a rule, characters.
+/// Characters of a rule's name.
 const MAX_NAME: usize = 100;
 const ACTIONS: [(&str, Action); 3] = [("Accept", Action::Accept), ("Deny", Action::Deny), ("Pass", Action::Pass)];
 const OTHER_PEERS: [(&str, &str); 2] =
     [("nodes", "write the nodes' addresses as networks"), ("domainNames", "write the names' addresses as networks")];
 
-/// Packets without a matching rule reach the next tier.
 pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Policy>> {
     let spec = document.spec(reader)?;
     let object = reader.object(&spec, &["tier", "priority", "subject", "ingress", "egress"], &[])?;

@@ -1,4 +1,4 @@
-//! Fields of a document, and their refusals.
+//! Fields and refusals.
 
 use std::{fmt::Display, ops::RangeInclusive, sync::Arc};
 
@@ -8,16 +8,14 @@ use super::{
 };
 use crate::model::Origin;
 
-/// Characters of untrusted text.
 const SHOWN: usize = 64;
 
-/// A recorded refusal. Only [`Reader`] creates it: no content is dropped silently.
+/// A recorded refusal. Only [`Reader`] creates it, so no content is dropped silently.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Refused(());
 
 pub(super) type Read<T> = Result<T, Refused>;
 
-/// A value and its path.
 #[derive(Debug, Clone)]
 pub(super) struct Field<'a> {
     node: &'a Node,
@@ -46,7 +44,7 @@ impl<'a> Field<'a> {
 pub(super) struct Object<'a> {
     field: Field<'a>,
     entries: &'a [Entry],
-    /// A missing key is then part of the same mistake.
+    /// Replaces refusals of missing keys.
     refused: Option<Refused>,
 }
 
@@ -62,7 +60,7 @@ impl<'a> Object<'a> {
         keys.iter().copied().filter(|key| self.get(key).is_some()).collect()
     }
 
-    /// For user-defined keys, such as labels.
+    /// For user-defined keys.
     pub(super) fn entries(&self) -> impl Iterator<Item = (&'a str, Field<'a>)> {
         let path = self.field.path.clone();
         self.entries.iter().map(move |entry| {
@@ -75,7 +73,6 @@ impl<'a> Object<'a> {
     }
 }
 
-/// Collects refusals.
 #[derive(Debug)]
 pub(super) struct Reader {
     file: Arc<str>,
@@ -89,7 +86,6 @@ impl Reader {
         Self { file: file.into(), document: "".into(), refusals: Vec::new(), more: 0 }
     }
 
-    /// By line, and the number of omitted refusals.
     pub(super) fn refusals(mut self) -> Vec<Refusal> {
         self.refusals.sort_by_key(Refusal::line);
         if self.more > 0 {
@@ -150,7 +146,6 @@ impl Reader {
         }
     }
 
-    /// `unsupported`: known fields, and alternatives.
     pub(super) fn object<'a>(
         &mut self,
         field: &Field<'a>,
@@ -176,7 +171,6 @@ impl Reader {
         Ok(object)
     }
 
-    /// None of the alternative keys is set.
     pub(super) fn refuse_empty(&mut self, object: &Object<'_>, reason: &str, remedy: impl Into<String>) -> Refused {
         object.refused.unwrap_or_else(|| self.refuse(&object.field, reason, remedy))
     }
@@ -241,7 +235,7 @@ impl Reader {
         }
     }
 
-    /// Continues after an error, to report all.
+    /// Reports all errors.
     pub(super) fn each<'a, T>(
         &mut self,
         field: &Field<'a>,

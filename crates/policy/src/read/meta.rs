@@ -1,4 +1,4 @@
-//! Version, kind and metadata; lists of objects.
+//! Kinds, metadata and lists of objects.
 
 use super::{
     MAX_DOCUMENTS,
@@ -10,13 +10,9 @@ use crate::model::PolicyName;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
-    /// `NetworkPolicy`.
     Kubernetes,
-    /// `ClusterNetworkPolicy`.
     Cluster,
-    /// `CiliumNetworkPolicy`.
     Cilium,
-    /// `CiliumClusterwideNetworkPolicy`.
     CiliumClusterwide,
 }
 
@@ -28,7 +24,6 @@ const KINDS: [(&str, &str, Kind); 5] = [
     ("cilium.io/v2", "CiliumClusterwideNetworkPolicy", Kind::CiliumClusterwide),
 ];
 
-/// And their replacements.
 const REPLACED: [(&str, &str); 2] = [
     ("AdminNetworkPolicy", "write a ClusterNetworkPolicy with tier Admin"),
     ("BaselineAdminNetworkPolicy", "write a ClusterNetworkPolicy with tier Baseline"),
@@ -76,10 +71,9 @@ impl<'a> Document<'a> {
     }
 }
 
-/// Of a typed list's items, which may omit them.
+/// Version and kind of a list, whose items may omit them.
 type Listed = Option<(&'static str, &'static str)>;
 
-/// An object, with its list's version and kind.
 #[derive(Debug)]
 pub(super) struct Item<'a> {
     node: &'a Node,
@@ -126,7 +120,6 @@ fn list<'a>(reader: &mut Reader, node: &'a Node) -> Read<Option<(&'a [Node], Lis
     }
 }
 
-/// Later refusals name them.
 pub(super) fn document<'a>(reader: &mut Reader, item: &Item<'a>, number: usize) -> Read<Document<'a>> {
     reader.document = format!("policy {number}").into();
     let root = Field::root(item.node);

@@ -14,14 +14,13 @@ pub(super) fn read(reader: &mut Reader, document: &Document<'_>) -> Read<Vec<Pol
     let namespace = &document.name.namespace;
     let subject = match object.get("podSelector") {
         Some(field) => pods(reader, &field, namespace),
-        // Optional: every pod of the namespace.
         None => Ok(Selector([values::in_namespace(namespace)].into())),
     };
     let isolates = directions(reader, &object);
     let ingress = rules(reader, &object, Direction::Ingress, namespace);
     let egress = rules(reader, &object, Direction::Egress, namespace);
     let (subject, isolates, ingress, egress) = (subject?, isolates?, ingress?, egress?);
-    // Other directions have no effect.
+    // Rules of other directions have no effect.
     let ingress = ingress.into_iter().filter(|_| isolates.ingress);
     let rules = ingress.chain(egress.into_iter().filter(|_| isolates.egress)).collect();
     let (name, tier, origin) = (document.name.clone(), Tier::Namespaced, reader.origin(&spec));
@@ -64,7 +63,6 @@ fn rules(reader: &mut Reader, spec: &Object<'_>, direction: Direction, namespace
     })
 }
 
-/// `None` (everything) if absent or empty.
 fn all_or_some<'a, T>(
     reader: &mut Reader,
     object: &Object<'a>,

@@ -1,4 +1,4 @@
-//! Text to trees of values with lines. Derived deserializers would stop at the first mistake.
+//! Text to trees of values with lines.
 
 use std::fmt;
 
@@ -12,16 +12,13 @@ use super::MAX_DOCUMENTS;
 
 /// Policies need a dozen levels; `managedFields` a few more.
 const MAX_DEPTH: usize = 48;
-/// Scalars, lists and mappings.
 const MAX_NODES: usize = 1_000_000;
-/// Anchors, and aliases.
 const MAX_ALIASES: usize = 10_000;
 /// Parser events from aliases.
 const MAX_COPIED: usize = 20_000;
-/// Their levels add up and must fit on the stack.
+/// Levels add up and must fit on the stack.
 const MAX_ALIAS_DEPTH: usize = 4;
 
-/// A value with its line.
 #[derive(Debug)]
 pub(super) struct Node {
     /// From 1; the alias's for an alias.
@@ -36,7 +33,7 @@ pub(super) enum Value {
     /// Also YAML 1.1 words such as `on`, as in Kubernetes.
     Bool(bool),
     Integer(i128),
-    /// With a fraction or a leading zero, which no field accepts.
+    /// With a fraction or a leading zero.
     Fraction,
     Text(String),
     List(Vec<Node>),
@@ -72,9 +69,9 @@ pub(super) struct Malformed {
     pub(super) remedy: &'static str,
 }
 
-/// YAML or JSON (a subset of YAML), without empty documents.
+/// Drops empty documents.
 pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
-    // The parser would skip the rest.
+    // The parser would skip the rest of the text.
     if let Some((before, _)) = text.split_once('\0') {
         let line = u32::try_from(before.matches('\n').count()).unwrap_or(u32::MAX).saturating_add(1);
         let reason = "has a zero byte, which neither YAML nor JSON may have".to_owned();
@@ -86,7 +83,6 @@ pub(super) fn parse(text: &str) -> Result<Vec<Node>, Malformed> {
     }
     let options = serde_saphyr::options! {
         with_snippet: false,
-        // They change fields from a distance.
         merge_keys: MergeKeyPolicy::Error,
         budget: serde_saphyr::budget! {
             max_documents: MAX_DOCUMENTS,
@@ -116,7 +112,6 @@ fn malformed(error: &Error) -> Malformed {
             ),
             "split the text",
         ),
-        // In an expanded alias, or of a too large alias.
         Error::AliasError { .. }
         | Error::AliasReplayLimitExceeded { .. }
         | Error::AliasReplayStackDepthExceeded { .. }
@@ -319,7 +314,6 @@ mod tests {
         assert!(parse(&"[".repeat(100_000)).is_err());
     }
 
-    /// `anchor` builds each from the previous one.
     fn chain(length: usize, anchor: impl Fn(&str) -> String) -> String {
         let line = |at: usize| match at {
             0 => "a0: &a0 [x]\n".to_owned(),

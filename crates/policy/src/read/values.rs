@@ -1,4 +1,4 @@
-//! Names, label selectors, networks, ports of several formats.
+//! Values of several formats.
 
 use std::{collections::BTreeSet, net::IpAddr};
 
@@ -9,7 +9,6 @@ use crate::model::{Holds, LabelOf, Peer, PortRange, Protocol, Requirement, Selec
 
 pub(super) use crate::model::NAMESPACE_NAME;
 
-/// In Kubernetes' spelling.
 pub(super) const PROTOCOLS: [(&str, Protocol); 3] =
     [("TCP", Protocol::Tcp), ("UDP", Protocol::Udp), ("SCTP", Protocol::Sctp)];
 
@@ -18,7 +17,7 @@ fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_dns_part(text)
 }
 
-/// RFC 1123: labels with dots, at most 253 characters (Kubernetes limits only the whole).
+/// RFC 1123; Kubernetes limits only the whole.
 fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }
@@ -30,7 +29,6 @@ fn is_dns_part(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
-/// Letters, digits, `-`, `_` and `.`, alphanumeric at both ends, 1 to 63.
 fn is_qualified_part(text: &str) -> bool {
     let end = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();
@@ -91,7 +89,6 @@ pub(super) fn port_name(reader: &mut Reader, field: &Field<'_>, text: &str) -> R
     Err(reader.refuse(field, format!("{} is no port", quoted(text)), remedy))
 }
 
-/// Selector key to the label's owner and the model's key.
 pub(super) type Keys<'k> = &'k dyn Fn(&mut Reader, &Field<'_>, &str) -> Read<(LabelOf, String)>;
 
 pub(super) fn pod_key(reader: &mut Reader, field: &Field<'_>, key: &str) -> Read<(LabelOf, String)> {
@@ -267,7 +264,6 @@ pub(super) fn network_except(reader: &mut Reader, object: &Object<'_>) -> Read<P
     Ok(Peer::Network { net, except: except? })
 }
 
-/// At least `first`; only `first` without the field.
 pub(super) fn up_to(reader: &mut Reader, first: u16, last: Option<Field<'_>>) -> Read<PortRange> {
     let Some(field) = last else { return Ok(PortRange { first, last: first }) };
     let last = reader.number(&field, 1..=u16::MAX)?;

@@ -1,5 +1,5 @@
-//! Checks without a start whether Envoy's program would be executed: a child becomes Envoy's user and asks the kernel.
-//! Without permission for that, file modes decide.
+//! Checks whether Envoy's program would be executed: a child becomes Envoy's user and asks the kernel. Without
+//! permission for that, file modes decide.
 
 use std::{
     ffi::{CStr, CString},
@@ -19,7 +19,7 @@ const DEFAULT_PATH: &str = "/bin:/usr/bin";
 const EXECUTABLE: Errno = Errno::ECANCELED;
 
 impl Envoy {
-    /// Does not run the program. Returns a reason if this process could not examine it.
+    /// Checks the program without running it. Returns a reason if this process could not examine it.
     ///
     /// # Errors
     /// The program is missing, or Envoy's user may not execute it.
@@ -29,7 +29,7 @@ impl Envoy {
         let name = |path: &PathBuf| CString::new(path.as_os_str().as_bytes());
         let names: Vec<CString> = paths.iter().map(name).collect::<Result<_, _>>().map_err(|e| failed(e.into()))?;
         let user = self.user;
-        // The closure always fails, so no program is executed.
+        // Never executed: the closure fails.
         let mut command = Command::new("/dev/null");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         // SAFETY: between fork and exec the closure only makes system calls: no allocation, no lock.
@@ -110,7 +110,7 @@ fn may_execute(path: &CStr) -> Result<(), Errno> {
     if nix::sys::stat::stat(path)?.st_mode & libc::S_IFMT != libc::S_IFREG {
         return Err(Errno::EACCES);
     }
-    // With the effective capabilities, unlike access(2).
+    // Unlike access(2), with the effective capabilities.
     // SAFETY: the path is a string that outlives the call.
     let result =
         unsafe { libc::syscall(libc::SYS_faccessat2, libc::AT_FDCWD, path.as_ptr(), libc::X_OK, libc::AT_EACCESS) };

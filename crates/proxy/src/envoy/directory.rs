@@ -6,8 +6,8 @@
 //! | `xds.sock` | agent:group 0660 | the server's socket |
 //! | `bootstrap.json` | agent:group 0640 | Envoy's settings |
 //! | `envoy.pid` | agent 0644 | number and start time of the last started process |
-//! | `told.pid` | agent 0644 | the same for the last process that received listeners, from any starter |
-//! | `admin/` | user:group 0700 | the socket of Envoy's admin interface |
+//! | `told.pid` | agent 0644 | the same of the last process that received listeners |
+//! | `admin/` | user:group 0700 | socket of Envoy's admin interface |
 
 use std::{
     fs, io,
@@ -31,7 +31,7 @@ use crate::{
 };
 
 impl Envoy {
-    /// Socket for [`crate::Proxy::serve`]; replaces an earlier agent's.
+    /// Socket for [`Proxy::serve`]; replaces an earlier agent's.
     #[must_use]
     pub fn socket(&self) -> Socket {
         Socket::new(self.clone())
@@ -46,7 +46,7 @@ impl Envoy {
         Ok(socket)
     }
 
-    /// Socket of Envoy's admin interface (HTTP/1.1).
+    /// Socket of Envoy's admin interface.
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.directory.join("admin/admin.sock")
@@ -71,7 +71,6 @@ impl Envoy {
         self.give(&self.directory, 0o750)
     }
 
-    /// `replaces`: also removes a socket with a listener.
     fn ensure_admin_directory(&self, replaces: bool) -> Result<(), EnvoyError> {
         let (admin, socket) = (self.directory.join("admin"), self.admin_socket());
         fs::create_dir_all(&admin).map_err(failed("create", &admin))?;
@@ -86,7 +85,7 @@ impl Envoy {
         Ok(())
     }
 
-    /// Without CAP_DAC_OVERRIDE and CAP_FOWNER, an agent can change and remove only its own files.
+    /// An agent without CAP_DAC_OVERRIDE and CAP_FOWNER can remove only its own files.
     pub(super) fn take_back(&self) -> Result<(), EnvoyError> {
         let admin = self.directory.join("admin");
         match chown(&admin, Some(nix::unistd::geteuid().as_raw()), None) {
@@ -115,7 +114,6 @@ impl Envoy {
         self.make_ready(false)
     }
 
-    /// Also removes the socket of a running Envoy that was not recorded.
     pub(super) fn prepare_to_launch(&self) -> Result<(), EnvoyError> {
         self.make_ready(true)
     }
@@ -132,10 +130,10 @@ impl Envoy {
         note(&self.pid_path(), process.id)
     }
 
-    /// Finds the Envoy with an earlier agent's listeners, and makes the proxy record the process that receives this
+    /// Finds the Envoy with an earlier agent's listeners, and records the process that receives this agent's. Precedes
     /// agent's. Call it before [`Proxy::serve`].
     ///
-    /// Without a record, this directory's mark finds the process if this agent starts Envoy (`supervised`); otherwise
+    /// Without a record, the directory's mark finds the process if this agent starts Envoy (`supervised`); otherwise
     /// that Envoy can belong to another program.
     ///
     /// # Errors
@@ -163,7 +161,7 @@ impl Envoy {
 }
 
 pub(crate) fn note(path: &Path, process: ProcessId) -> Result<(), EnvoyError> {
-    // A partial number would name another process.
+    // Atomic: a partial number would name another process.
     let fresh = path.with_extension("new");
     let text = format!("{} {}\n", process.pid, process.started);
     fs::write(&fresh, text).map_err(failed("write", &fresh))?;
@@ -177,7 +175,6 @@ fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
     };
     let mut words = text.split_ascii_whitespace();
     let (Some(Ok(pid)), Some(Ok(started))) = (words.next().map(str::parse), words.next().map(str::parse::<u64>)) else {
-        // Only this module writes the file, atomically.
         return Ok(None);
     };
     match Process::find(pid).map_err(|source| EnvoyError::Process { operation: "look at", pid, source })? {
@@ -187,7 +184,7 @@ fn noted(path: &Path) -> Result<Option<Process>, EnvoyError> {
 }
 
 fn is_stale(path: &Path) -> bool {
-    // Does not wait for a listener with a full backlog.
+    // A full backlog must not block.
     let kind = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
     let connected = socket(AddressFamily::Unix, SockType::Stream, kind, None)
         .and_then(|socket| connect(socket.as_raw_fd(), &UnixAddr::new(path)?));

@@ -15,7 +15,7 @@ use nix::{
 
 use super::{Envoy, EnvoyError, User};
 
-/// For connections of a removed chain or listener.
+/// For connections of removed chains and listeners.
 const DRAIN_SECONDS: u32 = 2;
 /// `CAP_NET_ADMIN` (transparent sockets, marks) and `CAP_NET_RAW` (linux/capability.h).
 const CAPABILITIES: [u32; 2] = [12, 13];
@@ -43,15 +43,14 @@ impl Envoy {
     pub(super) fn launch(&self) -> Result<(Child, OwnedFd), EnvoyError> {
         let failed = |source| self.cannot_start(source);
         let (reader, writer) = io::pipe().map_err(failed)?;
-        // A slow agent must not block Envoy.
+        // The agent must not block Envoy.
         fcntl(&writer, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map_err(|errno| failed(errno.into()))?;
-        // Independent of the working directory; a bare name is searched in `PATH`.
         let program = if self.is_bare() { Ok(self.program.clone()) } else { std::path::absolute(&self.program) };
         let mut command = Command::new(program.map_err(failed)?);
         if self.is_reachable() {
             command.arg("--config-path").arg(self.bootstrap_path());
         } else {
-            // Envoy resolves a settings file from the root, which its user cannot do here.
+            // Envoy opens a settings file by absolute path, which its user cannot do here.
             command.current_dir(&self.directory).arg("--config-yaml").arg(self.settings());
         }
         command
@@ -72,11 +71,11 @@ impl Envoy {
     }
 }
 
-/// `agent`: the parent, with which Envoy ends.
+/// Envoy ends with `agent`.
 pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Result<()> {
-    // Ctrl-C on the agent's terminal does not reach Envoy.
+    // Ctrl-C on the agent's terminal must not end Envoy.
     nix::unistd::setsid()?;
-    // Envoy's connection limits derive from it.
+    // [`Connections`](crate::shares::Connections) derives from it.
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, most, most)?;
     // A core dump would contain connection data.
@@ -86,9 +85,9 @@ pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Resu
     }
     prctl(nix::libc::PR_SET_NO_NEW_PRIVS, 1, 0)?;
     if let Some(agent) = agent {
-        // After the change of user, which clears it.
+        // The change of user clears it.
         prctl(nix::libc::PR_SET_PDEATHSIG, nix::libc::SIGTERM.unsigned_abs().into(), 0)?;
-        // The parent can have ended before that.
+        // The parent may have ended before.
         if nix::unistd::getppid() != agent {
             return Err(Errno::ESRCH.into());
         }
@@ -97,7 +96,7 @@ pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Resu
 }
 
 fn become_user(user: User) -> io::Result<()> {
-    // Otherwise the change of user drops all capabilities.
+    // The change of user would drop all capabilities.
     prctl(nix::libc::PR_SET_KEEPCAPS, 1, 0)?;
     // SAFETY: no list is passed. The raw call changes only this thread.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setgroups, 0, std::ptr::null::<u32>()) })?;
@@ -110,7 +109,7 @@ fn become_user(user: User) -> io::Result<()> {
     let mut data = [CapabilityData::default(); 2];
     // SAFETY: header and data have capget(2)'s layout, and outlive the call.
     Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capget, &raw const header, data.as_mut_ptr()) })?;
-    // Not inheritable: dropped at exec, after the search of the program's path.
+    // Not inheritable: dropped at exec, after the kernel's search of the path.
     let until_exec = bits | data[0].permitted & 1 << SEARCH;
     let data =
         [CapabilityData { effective: until_exec, permitted: until_exec, inheritable: bits }, CapabilityData::default()];

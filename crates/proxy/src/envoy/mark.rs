@@ -1,4 +1,4 @@
-//! `argv[0]` names Envoy's directory, for an agent without the record.
+//! `argv[0]` names Envoy's directory.
 
 use std::{
     ffi::OsString,
@@ -21,8 +21,8 @@ impl Envoy {
         mark
     }
 
-    /// In this thread's network and PID namespaces. Other users can imitate the mark: if Envoy's user is known, only
-    /// root's, this user's and Envoy's user's processes count.
+    /// In this thread's network and PID namespaces. Other users can imitate the mark: only processes of root, this user
+    /// and Envoy's user count.
     pub(super) fn marked(&self) -> Result<Vec<Process>, EnvoyError> {
         let (mark, mut found) = (self.mark(), Vec::new());
         let failed = |source| EnvoyError::File { operation: "list the processes in", path: "/proc".into(), source };
@@ -53,7 +53,7 @@ impl Envoy {
                 continue;
             }
             let failed = |source: io::Error| EnvoyError::Process { operation: "look at", pid, source };
-            // Again, now for the process of the descriptor.
+            // Again: the number can be reused.
             if let Some(process) = Process::find(pid).map_err(failed)?
                 && has_mark(pid)
                 && is_here(pid)

@@ -1,16 +1,15 @@
-//! Bounded copy of Envoy's output into the agent's log.
+//! Copies Envoy's output into the agent's log.
 
 use std::{os::fd::OwnedFd, time::Duration};
 
 use tokio::{io::AsyncReadExt, net::unix::pipe, time::Instant};
 
-/// Maximum logged lines per second.
 const LINES: u32 = 50;
 const SECOND: Duration = Duration::from_secs(1);
 /// Maximum bytes of a line.
 const LENGTH: usize = 2048;
 
-/// Logs until the last writer closes. Returns the last line.
+/// Logs until the writers close; returns the last line.
 pub(super) async fn log(output: OwnedFd, pid: u32) -> Option<String> {
     let mut output = match pipe::Receiver::from_owned_fd(output) {
         Ok(output) => output,

@@ -1,7 +1,7 @@
-//! Access of Envoy's user to program and directory below directories that it may not enter.
+//! Access of Envoy's user below directories that it may not enter.
 //!
-//! The new process keeps `CAP_DAC_READ_SEARCH` until exec to find the program; Envoy then uses relative paths. If the
-//! user can enter all parents, paths are absolute: they stay valid when the directory is replaced.
+//! The new process keeps `CAP_DAC_READ_SEARCH` until exec to find the program; Envoy then uses relative paths. Where
+//! the user can enter all parents, paths are absolute: they survive a replaced directory.
 
 use std::{
     fs, io,
@@ -14,7 +14,6 @@ use nix::errno::Errno;
 use super::{Envoy, EnvoyError, User};
 
 impl Envoy {
-    /// Whether Envoy's user can enter all parents.
     pub(super) fn is_reachable(&self) -> bool {
         self.user.is_none_or(|user| self.directory.ancestors().skip(1).all(|above| is_open(above, user)))
     }
@@ -31,7 +30,6 @@ impl Envoy {
         EnvoyError::Start { program: self.program.clone(), source, hint }
     }
 
-    /// Whether the mode lets Envoy's user execute the file.
     pub(super) fn has_bit(&self, file: &fs::Metadata) -> bool {
         file.mode() & self.user.map_or(0o111, |user| class(file, user)) != 0
     }
@@ -77,13 +75,13 @@ impl Envoy {
     }
 }
 
-/// The parents of a link's target are not examined.
+/// Does not examine the target of a link.
 fn is_open(directory: &Path, user: User) -> bool {
     let Ok(meta) = fs::symlink_metadata(directory) else { return false };
     meta.is_dir() && meta.mode() & class(&meta, user) != 0
 }
 
-/// The bit of the mode that lets this user, a member of one group, enter the directory.
+/// Mode bit for this user, who is in one group.
 fn class(meta: &fs::Metadata, user: User) -> u32 {
     match (meta.uid() == user.uid, meta.gid() == user.gid) {
         (true, _) => 0o100,

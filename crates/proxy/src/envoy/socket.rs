@@ -19,13 +19,13 @@ use tonic::transport::server::{Connected, UdsConnectInfo};
 
 use super::{Envoy, EnvoyError};
 
-/// Envoy's main thread and each worker have one. Excess connections wait in the backlog.
+/// One per thread of Envoy. Excess connections wait in the backlog.
 const MAX_CONNECTIONS: usize = 64;
 const LOOK: Duration = Duration::from_secs(1);
 
 type FileId = (u64, u64);
 
-/// Socket for [`crate::Proxy::serve`]. Logs bind errors and retries every second.
+/// Socket for [`crate::Proxy::serve`]; retries a failed bind every second.
 #[derive(Debug)]
 pub struct Socket {
     envoy: Envoy,
@@ -64,7 +64,6 @@ impl Socket {
                     Ok(connection) => return connection,
                     Err(error) => {
                         tracing::warn!(%error, "cannot accept a connection of Envoy's");
-                        // A shortage of descriptors lasts.
                         looks.tick().await;
                     }
                 },
@@ -97,7 +96,7 @@ impl Socket {
 
     fn bind(&self) -> Result<(UnixListener, FileId), EnvoyError> {
         let listener = self.envoy.bind()?;
-        // Removed too. By existing settings the supervisor decides whether to replace Envoy.
+        // Existing settings tell the supervisor whether to replace Envoy.
         if !self.envoy.bootstrap_path().exists() {
             self.envoy.prepare()?;
         }

@@ -20,22 +20,21 @@ use crate::{
 
 const FIRST_BACKOFF: Duration = Duration::from_millis(100);
 const MAX_BACKOFF: Duration = Duration::from_secs(30);
-/// After this run time, the backoff is reset.
+/// Run time that resets the backoff.
 const STEADY: Duration = Duration::from_secs(60);
 /// Time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// One check per second. A healthy Envoy connects within a second.
+/// Checks, one per second. A healthy Envoy connects within a second.
 const STUCK: u32 = 10;
 
-/// `child`: set if this process started it.
 struct Running {
     process: Arc<Process>,
     child: Option<(Child, OwnedFd)>,
 }
 
 impl Envoy {
-    /// Takes over or starts Envoy, until `shutdown` resolves. Kills a stuck Envoy, and restarts an ended one after 100
+    /// Takes over or starts Envoy, until `shutdown` resolves; kills a stuck one, and restarts an ended one after 100
     /// ms, doubling up to 30 s. Afterwards Envoy keeps running, unless it [ends with the
     /// agent](Envoy::ends_with_agent).
     pub async fn supervise(&self, proxy: &Proxy, shutdown: impl Future<Output = ()> + Send) {
@@ -45,7 +44,7 @@ impl Envoy {
         let mut backoff = FIRST_BACKOFF;
         loop {
             let began = Instant::now();
-            // A launch does not wait, so it is never cancelled.
+            // A launch is never cancelled: it does not wait.
             let started = tokio::select! {
                 biased;
                 () = &mut shutdown => break,
@@ -86,11 +85,11 @@ impl Envoy {
         }
     }
 
-    /// Ends all Envoys that an agent started with this directory: SIGTERM, after 5 s SIGKILL. Returns their numbers;
+    /// Ends all Envoys of this directory (SIGTERM, after 5 s SIGKILL) and returns their numbers; takes ownership of the
     /// takes ownership of the admin directory.
     ///
     /// # Errors
-    /// The processes could not be listed, or one could not be ended.
+    /// A process could not be found or ended.
     pub async fn stop(&self) -> Result<Vec<i32>, EnvoyError> {
         let living = self.living()?;
         end_all(&living).await?;
@@ -98,7 +97,7 @@ impl Envoy {
         Ok(living.iter().map(|process| process.id.pid).collect())
     }
 
-    /// Living Envoys that an agent started with this directory.
+    /// Process numbers of the living Envoys of this directory.
     ///
     /// # Errors
     /// The processes could not be listed.
@@ -106,7 +105,6 @@ impl Envoy {
         Ok(self.living()?.iter().map(|process| process.id.pid).collect())
     }
 
-    /// The recorded process first, then the marked ones.
     fn living(&self) -> Result<Vec<Process>, EnvoyError> {
         let mut living: Vec<_> = self.noted()?.into_iter().collect();
         for process in self.marked()? {
@@ -128,7 +126,7 @@ impl Envoy {
         if let Some(process) = noted {
             if self.settings_are_current() {
                 tracing::info!(pid = process.id.pid, "Envoy runs already");
-                // It can have an earlier agent's listeners: removals wait for it even before it connects.
+                // Removals wait for it even before it connects: it can have an earlier agent's listeners.
                 let process = Arc::new(process);
                 shared.on_process(Arc::clone(&process));
                 return Ok(Running { process, child: None });
@@ -153,7 +151,6 @@ impl Envoy {
     }
 }
 
-/// Returns the first failure, which does not stop the others.
 async fn end_all(processes: &[Process]) -> Result<(), EnvoyError> {
     futures::future::join_all(processes.iter().map(end)).await.into_iter().collect()
 }
@@ -174,9 +171,9 @@ async fn end(process: &Process) -> Result<(), EnvoyError> {
     }
 }
 
-/// A stuck Envoy gets no rule changes, and open rules do not pass flows meanwhile.
+/// A stuck Envoy gets no rule changes.
 async fn is_stuck(shared: &Shared) {
-    // Not time: this process can have been stopped.
+    // Not elapsed time: this process can have been stopped.
     let mut looks = 0;
     while looks < STUCK {
         tokio::time::sleep(Duration::from_secs(1)).await;
@@ -185,7 +182,6 @@ async fn is_stuck(shared: &Shared) {
     }
 }
 
-/// Returns the reason.
 async fn ended(running: Running) -> String {
     let Running { process, child } = running;
     let Some((mut child, output)) = child else {
@@ -194,11 +190,11 @@ async fn ended(running: Running) -> String {
             Err(error) => format!("cannot watch it: {error}"),
         };
     };
-    // A child of Envoy can keep the output open, so wait for the process.
+    // Not the end of the output: a child of Envoy can keep it open.
     let printed = output::log(output, child.id());
     tokio::pin!(printed);
     let (result, last) = tokio::select! {
-        // Earlier output is already in the pipe.
+        // The output is already in the pipe.
         result = process.ended() => (result, tokio::time::timeout(FIRST_BACKOFF, printed).await.unwrap_or_default()),
         last = &mut printed => (process.ended().await, last),
     };
@@ -210,7 +206,6 @@ async fn ended(running: Running) -> String {
     last.map_or_else(|| how.clone(), |line| format!("{how}; it last said: {line}"))
 }
 
-/// Does not wait.
 fn reap(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     child.try_wait()
 }
@@ -248,7 +243,7 @@ mod tests {
         Envoy { program: "/nowhere/envoy".into(), directory, user: None, threads: 1, ends_with_agent: false }
     }
 
-    /// A stopped process, which only SIGKILL ends.
+    /// A stopped process: only SIGKILL ends it.
     struct Stray(Child);
 
     impl Stray {
@@ -267,7 +262,6 @@ mod tests {
             nix::sys::signal::kill(pid, signal).expect("a signal");
         }
 
-        /// A line of proc_pid_status(5).
         fn line(&self, name: &str) -> String {
             let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).expect("its status");
             status.lines().find_map(|line| line.strip_prefix(name)).expect("a line").trim().to_owned()

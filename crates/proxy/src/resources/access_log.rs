@@ -1,5 +1,5 @@
-//! Access logs, sent over gRPC (ALS). An entry costs as much as forwarding the request: successful requests are logged
-//! only while watched, otherwise counted ([`crate::bootstrap::forwarded`]).
+//! Access logs (ALS). An entry costs as much as forwarding the request: successful requests are logged only while
+//! watched, otherwise counted ([`crate::bootstrap::forwarded`]).
 
 use envoy_types::pb::{
     envoy::{
@@ -27,10 +27,9 @@ use crate::{
     listener::{ListenerKey, Member},
 };
 
-/// Filter state object. Envoy opens a stream per distinct log setting, so all are equal.
+/// Filter state object: with equal log settings, Envoy opens one stream.
 pub(crate) const MEMBER_OBJECT: &str = "wharf.member";
 
-/// `DIRECTION PORT ID EPOCH`.
 pub(super) fn member_object(key: ListenerKey, member: Member) -> String {
     format!("{} {} {} {}", key.direction, key.port, member.id, member.epoch)
 }
@@ -50,7 +49,7 @@ pub(crate) fn parse_member_object(text: &str) -> Option<(ListenerKey, Member)> {
 pub(super) fn http() -> Vec<AccessLog> {
     let config = HttpGrpcAccessLogConfig {
         common_config: Some(common("http")),
-        // The entry's own field knows only methods of RFC 9110.
+        // The entry's field has only methods of RFC 9110.
         additional_request_headers_to_log: vec![":method".into()],
         ..HttpGrpcAccessLogConfig::default()
     };
@@ -70,12 +69,10 @@ fn told() -> AccessLogFilter {
             statuses: vec![grpc_status_filter::Status::PermissionDenied.into()],
             exclude: false,
         }),
-        // The client or server disconnected, or the server was not reached.
         FilterSpecifier::ResponseFlagFilter(ResponseFlagFilter::default()),
         FilterSpecifier::RuntimeFilter(RuntimeFilter {
             runtime_key: runtime::TELL.into(),
             percent_sampled: Some(FractionalPercent { numerator: 100, ..FractionalPercent::default() }),
-            // Not derived from a client's header.
             use_independent_randomness: true,
         }),
     ];
@@ -106,7 +103,6 @@ fn common(name: &str) -> CommonGrpcAccessLogConfig {
             ..GrpcService::default()
         }),
         transport_api_version: ApiVersion::V3.into(),
-        // Short for a watcher, long enough for many entries.
         buffer_flush_interval: Some(Duration { seconds: 0, nanos: 200_000_000 }),
         buffer_size_bytes: number(16 * 1024),
         filter_state_objects_to_log: vec![MEMBER_OBJECT.into()],

@@ -1,4 +1,4 @@
-//! The only cluster: connects to the client's destination.
+//! The only cluster.
 
 use std::collections::HashMap;
 
@@ -24,11 +24,11 @@ use super::{http, number, pack, seconds};
 
 pub(crate) const ORIGINAL_DESTINATION: &str = "original-destination";
 
-/// More than a SYN and two retransmissions (RFC 6298: 1 s, 2 s, 4 s).
+/// More than two retransmissions of a SYN (RFC 6298).
 const CONNECT_SECONDS: i64 = 10;
-/// Also after the client has disconnected: where the rules of both ends redirect, the connection counts for the client.
+/// Short: after the client disconnects, the connection counts for it where both ends redirect.
 const IDLE_SECONDS: i64 = 1;
-/// `IP_BIND_ADDRESS_NO_PORT` (linux/in.h): connections to several servers can share a port.
+/// `IP_BIND_ADDRESS_NO_PORT` (linux/in.h): connections can share a port.
 const BIND_ADDRESS_NO_PORT: i64 = 24;
 
 /// The listener sets source address and mark.
@@ -57,7 +57,7 @@ pub(crate) fn original_destination() -> Cluster {
         cluster_discovery_type: Some(ClusterDiscoveryType::Type(DiscoveryType::OriginalDst.into())),
         lb_policy: LbPolicy::ClusterProvided.into(),
         connection_pool_per_downstream_connection: true,
-        // Envoy's defaults (1,024) are for one service; this cluster is all servers.
+        // Envoy's defaults (1,024) are for one service.
         circuit_breakers: Some(CircuitBreakers {
             thresholds: vec![circuit_breakers::Thresholds {
                 max_connections: number(u32::MAX),

@@ -1,5 +1,5 @@
-//! Preserves the client's `x-forwarded-proto`, or its absence. Envoy's connection manager adds a missing header, so
-//! another header holds the client's value from before the manager (early mutation) until the request leaves.
+//! Preserves the client's `x-forwarded-proto`, or its absence. Envoy adds a missing header, so another header holds the
+//! client's value until the request leaves.
 
 use envoy_types::pb::envoy::{
     config::{
@@ -34,7 +34,7 @@ pub(super) fn place(name: &str) -> Option<&str> {
     }
 }
 
-/// Envoy removes before it adds, virtual hosts first: [`ASIDE`] must be read before its removal.
+/// Envoy applies virtual hosts first: they read [`ASIDE`] before its removal.
 pub(super) fn put_back(mut routes: RouteConfiguration) -> RouteConfiguration {
     routes.request_headers_to_remove.push(ASIDE.into());
     for host in &mut routes.virtual_hosts {
@@ -44,7 +44,6 @@ pub(super) fn put_back(mut routes: RouteConfiguration) -> RouteConfiguration {
     routes
 }
 
-/// No effect without the source header.
 fn copy(from: &str, to: &str) -> HeaderValueOption {
     let header = HeaderValue { key: to.into(), value: format!("%REQ({from})%"), ..HeaderValue::default() };
     HeaderValueOption {

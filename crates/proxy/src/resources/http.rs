@@ -36,21 +36,21 @@ use prost::{Message, Name};
 
 use super::{forwarded_proto, no, number, pack, seconds, yes};
 
-/// Calls that wait for events are silent for long.
+/// Long: calls can wait for events.
 const STREAM_IDLE_SECONDS: i64 = 3600;
-/// From the first byte, so that slow senders cannot hold a connection.
+/// From the first byte: slow senders must not hold a connection.
 const HEADERS_SECONDS: i64 = 15;
-/// Per HTTP/2 connection. With the connection share, this bounds an endpoint's requests.
+/// Per HTTP/2 connection.
 const STREAMS: u32 = 100;
-/// KiB of a request's headers. HTTP/2 compresses them: a connection of few bytes can fill this for each of its streams.
+/// Per request. HTTP/2 compresses headers: few bytes can fill this for every stream.
 const HEADERS_KIB: u32 = 16;
 
-/// Headers by which clients control Envoy (timeouts, retries) and Envoy identifies itself.
+/// Prefix of headers that control or reveal Envoy.
 const ORDERS: &str = "x-envoy-";
-/// Envoy adds it for a client in a private network.
+/// Envoy adds it for private clients.
 pub(super) const ADDED: &str = "x-envoy-internal";
 
-/// The routes contain the rules: a further filter would cost every request.
+/// The routes contain the rules.
 pub(super) fn connection_manager(
     stat_prefix: &str,
     routes: RouteConfiguration,
@@ -60,13 +60,13 @@ pub(super) fn connection_manager(
         codec_type: CodecType::Auto.into(),
         stat_prefix: stat_prefix.into(),
         http_filters: vec![
-            // x-envoy-upstream-service-time and others would reveal the proxy.
+            // They would reveal the proxy.
             http_filter("envoy.filters.http.router", &Router { suppress_envoy_headers: true, ..Router::default() }),
         ],
         early_header_mutation_extensions: vec![without_orders_to_envoy(), forwarded_proto::set_aside()],
         access_log,
         route_specifier: Some(RouteSpecifier::RouteConfig(routes)),
-        // Rules check what the server gets: normalized paths (RFC 3986, section 6.2.2). Ambiguous paths are rejected.
+        // Rules must check what the server gets (RFC 3986, section 6.2.2).
         normalize_path: yes(),
         merge_slashes: true,
         path_with_escaped_slashes_action: PathWithEscapedSlashesAction::RejectRequest.into(),
@@ -96,7 +96,6 @@ pub(super) fn connection_manager(
     }
 }
 
-/// Before Envoy reads them.
 fn without_orders_to_envoy() -> TypedExtensionConfig {
     let begins = StringMatcher { match_pattern: Some(MatchPattern::Prefix(ORDERS.into())), ..StringMatcher::default() };
     let remove = RemoveOnMatch { key_matcher: Some(begins) };
@@ -108,7 +107,7 @@ fn without_orders_to_envoy() -> TypedExtensionConfig {
     }
 }
 
-/// For programs that compare bytes.
+/// For case-sensitive programs.
 pub(super) fn header_case() -> HeaderKeyFormat {
     HeaderKeyFormat {
         header_format: Some(HeaderFormat::StatefulFormatter(TypedExtensionConfig {

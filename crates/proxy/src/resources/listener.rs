@@ -49,15 +49,14 @@ use crate::{
 
 /// The first bytes distinguish TLS from HTTP.
 const FIRST_BYTES_SECONDS: i64 = 15;
-/// Buffer per connection and direction, bytes.
+/// Per connection and direction.
 const BUFFER_BYTES: u32 = 256 * 1024;
-/// Does not exist: Envoy logs and closes the connection.
+/// No such cluster: Envoy logs and closes the connection.
 const NOWHERE: &str = "nowhere";
 /// Envoy's name for connections without TLS.
 const PLAIN: &str = "raw_buffer";
 const TLS: &str = "tls";
 
-/// Equal listeners give equal resources.
 pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyListener {
     let name = wanted.key().to_string();
     let any_v4 = socket_address(Ipv4Addr::UNSPECIFIED.into(), wanted.port);
@@ -69,14 +68,14 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
         .iter()
         .flat_map(|(member, addresses)| ways.iter().map(move |way| chain(wanted, way, *member, addresses, share)));
     EnvoyListener {
-        // Envoy reads a connection's local address only on a socket bound to any address. (getsockopt SO_ORIGINAL_DST
-        // gives the address before the node's DNAT.)
+        // Envoy reads a connection's local address only on a socket bound to any address. (SO_ORIGINAL_DST is the
+        // address before DNAT.)
         address: Some(any_v4),
         additional_addresses: vec![AdditionalAddress { address: Some(any_v6), ..AdditionalAddress::default() }],
         stat_prefix: name.clone(),
         filter_chains: std::iter::once(own(wanted, &name)).chain(members).collect(),
         listener_filters: vec![
-            // Does not wait for connections to the listener's own port: any host could hold all connections.
+            // Not on the listener's own port: silent hosts could hold all connections.
             ListenerFilter {
                 filter_disabled: Some(ListenerFilterChainMatchPredicate {
                     rule: Some(Rule::DestinationPortRange(Int32Range {
@@ -86,7 +85,7 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
                 }),
                 ..listener_filter("envoy.filters.listener.tls_inspector", &TlsInspector::default())
             },
-            // With the client's port too, connection tracking would see both legs as one connection.
+            // With the client's port, both legs would be one connection to connection tracking.
             listener_filter(
                 "envoy.filters.listener.original_src",
                 &OriginalSrc { bind_port: false, mark: mark(wanted.direction) },
@@ -95,9 +94,9 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
         listener_filters_timeout: seconds(FIRST_BYTES_SECONDS),
         per_connection_buffer_limit_bytes: number(BUFFER_BYTES),
         transparent: yes(),
-        // One socket per family, so that a lookup by port finds it.
+        // A lookup by port needs one socket per family.
         enable_reuse_port: no(),
-        // Otherwise the awake worker takes most connections.
+        // Otherwise one worker takes most connections.
         connection_balance_config: Some(ConnectionBalanceConfig {
             balance_type: Some(BalanceType::ExactBalance(ExactBalance {})),
         }),
@@ -111,7 +110,7 @@ pub(crate) fn listener(wanted: &Listener, connections: Connections) -> EnvoyList
     }
 }
 
-/// Envoy refuses two chains for an address; a chain without address would match all.
+/// Envoy refuses two chains for an address; a member without address has none: it would match all.
 fn owners(wanted: &Listener) -> BTreeMap<Member, BTreeSet<IpAddr>> {
     let mut owners: BTreeMap<IpAddr, Member> = BTreeMap::new();
     for (member, addresses) in &wanted.members {
@@ -129,7 +128,7 @@ fn owners(wanted: &Listener) -> BTreeMap<Member, BTreeSet<IpAddr>> {
     members
 }
 
-/// Closes connections to the listener's own port.
+/// Chain `self` of [`super`].
 fn own(wanted: &Listener, name: &str) -> FilterChain {
     FilterChain {
         name: "self".into(),
@@ -149,7 +148,7 @@ fn own(wanted: &Listener, name: &str) -> FilterChain {
     }
 }
 
-/// Plain text, allowed handshakes, or other handshakes.
+/// Kinds of connections.
 struct Way {
     what: &'static str,
     transport: &'static str,
@@ -194,7 +193,7 @@ fn chain(wanted: &Listener, way: &Way, member: Member, addresses: &BTreeSet<IpAd
         Direction::Ingress => matching.prefix_ranges = prefixes,
         Direction::Egress => matching.source_prefix_ranges = prefixes,
     }
-    // Envoy ends a replaced chain's connections, even if only the name differs.
+    // Envoy ends a chain's connections when its name changes.
     let round = wanted.rounds.get(&member).map(|round| format!("-{round}")).unwrap_or_default();
     FilterChain {
         name: format!("{}-{member}{round}", way.what),
@@ -211,7 +210,6 @@ fn server_name(name: &ServerName) -> String {
     }
 }
 
-/// Envoy counts per chain.
 fn limit(wanted: &Listener, member: Member, share: u64) -> Filter {
     network_filter(
         "envoy.filters.network.connection_limit",
@@ -237,7 +235,6 @@ fn objects(wanted: &Listener, member: Member) -> Filter {
         ..FilterStateValue::default()
     };
     let values = vec![
-        // The cluster reads the destination here.
         object("envoy.network.transport_socket.original_dst_address", "", "%DOWNSTREAM_LOCAL_ADDRESS%".into()),
         object(access_log::MEMBER_OBJECT, "envoy.string", access_log::member_object(wanted.key(), member)),
     ];

@@ -1,4 +1,4 @@
-//! HTTP rules as routes: one to the server per rule, and a last one that denies. A separate filter (RBAC) is slower.
+//! HTTP rules as routes, and a last route that denies. (A filter, RBAC, is slower.)
 
 use envoy_types::pb::envoy::config::{
     core::v3::{DataSource, data_source},
@@ -14,7 +14,6 @@ use super::{ORIGINAL_DESTINATION, forwarded_proto, http, no, seconds};
 
 const DENIED: &str = "Access denied\r\n";
 
-/// Without a proxy timeout.
 pub(super) fn routes(requests: &Requests) -> RouteConfiguration {
     let server = RouteAction {
         cluster_specifier: Some(ClusterSpecifier::Cluster(ORIGINAL_DESTINATION.into())),
@@ -36,7 +35,7 @@ pub(super) fn routes(requests: &Requests) -> RouteConfiguration {
     forwarded_proto::put_back(RouteConfiguration {
         virtual_hosts: vec![any],
         request_headers_to_remove: vec![http::ADDED.into()],
-        // Otherwise Envoy refuses a listener that precedes its cluster.
+        // A listener can precede its cluster.
         validate_clusters: no(),
         ..RouteConfiguration::default()
     })
@@ -95,7 +94,6 @@ mod tests {
 
     use super::*;
 
-    /// The headers of each route, in order.
     fn wanted(rules: impl IntoIterator<Item = HttpRule>) -> Vec<(Vec<String>, bool)> {
         let requests = Requests { http: BTreeSet::from_iter(rules), ..Requests::default() };
         let mut hosts = routes(&requests).virtual_hosts;

@@ -19,7 +19,6 @@ pub(crate) fn runtime<'a>(
 ) -> Runtime {
     let value = |number| Value { kind: Some(Kind::NumberValue(number)) };
     let share = connections.of_listener as f64;
-    // Checked on accept, before the first bytes.
     let limit = |key: &ListenerKey| (format!("envoy.resource_limits.listener.{key}.connection_limit"), value(share));
     let told = (TELL.to_owned(), value(if tell { 100.0 } else { 0.0 }));
     Runtime { name: RUNTIME.into(), layer: Some(Struct { fields: listeners.map(limit).chain([told]).collect() }) }

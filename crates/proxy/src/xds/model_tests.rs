@@ -1,4 +1,4 @@
-//! Ledger and streams against a model of Envoy: every wait ends once, for a valid reason.
+//! Ledger and streams against a model of Envoy.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,22 +10,18 @@ use crate::ledger::{Ended, LISTENER_TYPE, Ledgers, Registered, WaitError, WaitId
 
 const NAMES: [&str; 3] = ["egress-1", "egress-10", "ingress-1"];
 const FIRST: u64 = 1000;
-/// Contents from here on are refused by name.
+/// Contents from this one are refused by name.
 const BAD: u8 = 6;
 /// Makes a whole response unreadable.
 const UNREADABLE: u8 = 8;
 
 #[derive(Debug, Clone, Copy)]
 enum Step {
-    /// And waits.
     Set(usize, Option<u8>),
-    /// Drops the wait that was made this many waits ago.
     Cancel(usize),
-    /// Envoy is started if none runs.
     Open(Variant),
     /// Delivers and answers one response.
     Deliver,
-    /// The connection ends before the answer.
     DeliverAndLose,
     Disconnect,
     Kill,
@@ -51,7 +47,6 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
 #[derive(Debug, Default)]
 struct Envoy {
     in_force: BTreeMap<String, u8>,
-    /// Excludes the applied parts of refused responses.
     versions: BTreeMap<String, String>,
     version: String,
 }
@@ -65,7 +60,6 @@ struct Connection {
 struct Wait {
     id: WaitId,
     name: usize,
-    /// Index into the name's history.
     set: usize,
     end: Option<Result<(), WaitError>>,
 }
@@ -129,7 +123,6 @@ impl Model {
         *self = Self { streams: self.streams, ..Self::new() };
         self.ledgers = Ledgers::new(first);
         self.history = NAMES.map(|_| vec![None]);
-        // Envoy does not report applied parts of a refused response.
         if let Some(mut envoy) = envoy {
             envoy.in_force.retain(|name, _| envoy.versions.contains_key(name));
             self.envoy = Some(envoy);
@@ -143,7 +136,6 @@ impl Model {
         self.ledgers.listeners.set(NAMES[name], resource);
         let set = self.history[name].len() - 1;
         match self.ledgers.listeners.wait(NAMES[name], content.is_none()) {
-            // Only an earlier server set the name.
             Registered::Ended if self.history[name].iter().all(Option::is_none) => {}
             Registered::Ended => self.check_acknowledged(name, set),
             Registered::Pending(id) => self.waits.push(Wait { id, name, set, end: None }),
@@ -159,7 +151,6 @@ impl Model {
     }
 
     fn open(&mut self, variant: Variant) {
-        // Only a process's first call has an effect.
         self.ledgers.listeners.process_began();
         let envoy = self.envoy.get_or_insert_default();
         self.streams += 1;
@@ -174,7 +165,6 @@ impl Model {
         self.end(ended);
     }
 
-    /// Returns the number of resources.
     fn deliver(&mut self, answer: bool) -> Option<usize> {
         let (Some(connection), Some(envoy)) = (&mut self.connection, &mut self.envoy) else { return None };
         let (response, ended) = connection.stream.next_response(&mut self.ledgers);
@@ -183,7 +173,6 @@ impl Model {
         if let Some(response) = response {
             let nonce = response.nonce.clone();
             let error = envoy.apply(response, connection.variant, &mut self.refused);
-            // Repeats the answer to an earlier response.
             if let Some(nonce) = connection.last_nonce.clone() {
                 let stale = Request { type_url: LISTENER_TYPE.into(), nonce, ..Request::default() };
                 let ended = connection.stream.on_request(stale, &mut self.ledgers).expect("a small request");
@@ -230,14 +219,12 @@ impl Model {
         }
     }
 
-    /// Or of a later set.
     fn check_acknowledged(&self, name: usize, set: usize) {
         let in_force = self.envoy.as_ref().and_then(|envoy| envoy.in_force.get(NAMES[name]).copied());
         let wanted = &self.history[name][set..];
         assert!(wanted.contains(&in_force), "{}: {in_force:?} is in force, wanted {wanted:?}", NAMES[name]);
     }
 
-    /// Then no wait is pending.
     fn settle(&mut self, variant: Variant) {
         self.open(variant);
         let mut responses = 0;
@@ -253,7 +240,7 @@ impl Model {
         let unreadable = self.history.iter().any(|history| history.last() == Some(&Some(UNREADABLE)));
         for (name, history) in NAMES.iter().zip(&self.history) {
             let wanted = history.last().copied().flatten();
-            // SotW repeats all resources, including unreadable ones.
+            // SotW repeats unreadable resources.
             if wanted.is_none_or(|content| content < BAD) && !(unreadable && variant == Variant::Sotw) {
                 assert_eq!(in_force.get(*name).copied(), wanted, "{name}");
             }
@@ -268,7 +255,6 @@ impl Model {
 }
 
 impl Envoy {
-    /// Returns the reason of a refusal.
     fn apply(
         &mut self,
         response: Response,

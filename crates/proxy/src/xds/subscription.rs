@@ -1,4 +1,4 @@
-//! One stream. At most one response per type is unacknowledged; later changes are merged.
+//! A stream. At most one response per type is unacknowledged.
 
 use std::collections::BTreeMap;
 
@@ -18,23 +18,23 @@ const MAX_REASON: usize = 1024;
 /// Protocol variant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Variant {
-    /// State of the world: a response holds all resources of its type.
+    /// State of the world: responses hold all resources.
     Sotw,
-    /// Incremental: a response holds the changes.
+    /// Incremental: responses hold changes.
     Delta,
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Request {
     pub(crate) type_url: String,
-    /// Nonce of the answered response, or empty.
+    /// Of the answered response, or empty.
     pub(crate) nonce: String,
     pub(crate) error: Option<String>,
-    /// SotW: the client's version, or empty.
+    /// SotW: the client's, or empty.
     pub(crate) version: String,
-    /// Delta: the client's resources, in its first request of a type.
+    /// Delta: the client's resources, in the first request.
     pub(crate) has: Vec<(String, String)>,
-    /// Empty for all. For types that this server lacks.
+    /// Used only for unknown types.
     pub(crate) names: Vec<String>,
 }
 
@@ -60,22 +60,21 @@ pub(crate) enum StreamError {
 struct InFlight {
     nonce: String,
     carried: Vec<Carried>,
-    /// Delta: previous versions, for a refusal of the whole response.
+    /// Delta: previous versions, for a refusal.
     before: Vec<(String, Option<Version>)>,
 }
 
 #[derive(Debug, Default)]
 struct Subscription {
     in_flight: Option<InFlight>,
-    /// Last sent or known version. No response is due until the ledger's grows.
+    /// Last sent or known version.
     sent: Option<Version>,
-    /// Delta: the client's resources; 0 for another server's version.
+    /// Delta: the client's resources; 0 for other servers' versions.
     has: BTreeMap<String, Version>,
     /// Delta: unacknowledged removals.
     dropped: BTreeMap<String, Version>,
-    /// Delta: one resource per response, after a refusal that names none.
+    /// Delta: one resource per response, after an unspecific refusal.
     alone: bool,
-    /// To report as absent.
     absent: Option<Vec<String>>,
 }
 
@@ -115,7 +114,7 @@ impl Stream {
                 Variant::Delta => subscription.resume_delta(&request.has, ledger),
             });
         }
-        // A stale nonce answers a superseded response; without a nonce only names change.
+        // A stale nonce answers an earlier response; without a nonce only names change.
         let Some(in_flight) = subscription.in_flight.take_if(|in_flight| in_flight.nonce == request.nonce) else {
             return Ok(Ended::new());
         };
@@ -131,7 +130,7 @@ impl Stream {
         })
     }
 
-    /// Also returns waits that ended without a response.
+    /// Also returns ended waits.
     pub(crate) fn next_response(&mut self, ledgers: &mut Ledgers) -> (Option<Response>, Ended) {
         let mut ended = Ended::new();
         for (type_url, subscription) in &mut self.types {
@@ -178,7 +177,6 @@ struct Content {
 }
 
 impl Subscription {
-    /// If this server assigned the client's version.
     fn resume_sotw(&mut self, version: &str, ledger: &mut Ledger) -> Ended {
         let Some(version) = version.parse().ok().filter(|version| ledger.gave(*version)) else { return Ended::new() };
         self.sent = Some(version);
@@ -212,7 +210,7 @@ impl Subscription {
     fn changes(&mut self, ledger: &mut Ledger, ended: &mut Ended) -> Option<Content> {
         let mut content = Content { version: ledger.version(), ..Content::default() };
         let limit = if self.alone { 1 } else { usize::MAX };
-        // Resources that the client never had need no acknowledged removal.
+        // Unsent resources need no acknowledged removal.
         let never_there: Vec<_> = ledger
             .entries()
             .iter()
@@ -267,7 +265,7 @@ impl Subscription {
         Some(content)
     }
 
-    /// Envoy names the failed listeners and applies the others; of an unreadable response it applies and names none.
+    /// Envoy names the failed listeners and applies the others; of an unreadable response, it names and applies none.
     fn on_refusal(&mut self, in_flight: InFlight, reason: &str, variant: Variant, ledger: &mut Ledger) -> Ended {
         let named: Vec<_> = in_flight.carried.iter().filter_map(|it| Some((it, reason_of(&it.0, reason)?))).collect();
         if !named.is_empty() {

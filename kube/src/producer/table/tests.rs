@@ -14,7 +14,7 @@ fn apply(table: &mut Table, source: Source, event: Event) {
     table.apply(Update { source, at: Instant::now(), event });
 }
 
-/// Every source but this has an empty list.
+/// All other sources have an empty list.
 fn table(without: Source) -> Table {
     let mut table = Table::default();
     for source in Source::ALL.into_iter().filter(|source| *source != without) {
@@ -23,7 +23,6 @@ fn table(without: Source) -> Table {
     table
 }
 
-/// The changes of all messages, as words.
 fn drain(table: &mut Table) -> Vec<String> {
     let mut words = Vec::new();
     while let Some(message) = table.next_message() {
@@ -110,7 +109,6 @@ fn changes_that_wait_are_one_a_key_and_brief_objects_leave_nothing() {
         assert_eq!(table.waiting(), 1);
     }
     assert_eq!(drain(&mut table), ["put s/a 99"]);
-    // The agent has the row: its deletion and its return are one change.
     let mut names = table_of_names();
     apply(&mut names, Source::Namespace, Event::Gone { object: "n".into(), uid: "1".into() });
     apply(&mut names, Source::Namespace, Event::Put(defined("n", "2", Some("2"))));

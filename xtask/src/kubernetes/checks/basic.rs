@@ -1,4 +1,4 @@
-//! The manifest, addresses of pods, and what the kubelet does with pods.
+//! Manifest, pod addresses and kubelet.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
 use crate::progress::spell;
 
 pub(super) const NAMESPACE: &str = "default";
-/// The Deployment of most checks.
+/// Deployment of most checks.
 pub(super) const WEB: &str = "web";
 pub(super) const SELECTOR: &str = "app=web";
 const PODS_PER_NODE: usize = 3;
@@ -34,7 +34,6 @@ pub(super) fn install(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("ready {} after kubectl apply", spell(took)))
 }
 
-/// Of the Deployment.
 pub(super) fn replicas(cluster: &Cluster<'_>) -> usize {
     PODS_PER_NODE * cluster.nodes.len()
 }
@@ -45,7 +44,7 @@ pub(super) fn addresses(cluster: &Cluster<'_>) -> Result<String> {
     check_addresses(cluster)
 }
 
-/// Checks that each pod of the Deployment has two unique addresses in the pod CIDRs of its node.
+/// Pods of the Deployment have two unique addresses in their node's pod CIDRs.
 pub(super) fn check_addresses(cluster: &Cluster<'_>) -> Result<String> {
     let replicas = replicas(cluster);
     let pods = pods(cluster)?;
@@ -68,7 +67,7 @@ pub(super) fn pods(cluster: &Cluster<'_>) -> Result<Vec<Pod>> {
     cluster.api.pods(NAMESPACE, SELECTOR)
 }
 
-/// For pod CIDRs of kube-controller-manager: /24 and /64 whose text has whole groups.
+/// Pod CIDRs of kube-controller-manager: /24, and /64 with whole groups in the text.
 fn contains(cidr: &str, address: &str) -> bool {
     let base = cidr.split('/').next().unwrap_or_default();
     if cidr.contains(':') {
@@ -94,7 +93,7 @@ pub(super) fn kubelet(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("{} pods", pods.len()))
 }
 
-/// Starts the given command, prints the page at the URL, and ends the command.
+/// Starts a command, prints the page at the URL, ends the command.
 const FORWARD: &str = r#"url=$1; shift
 "$@" >/dev/null & program=$!
 curl --silent --fail --retry 50 --retry-delay 0 --retry-all-errors --retry-max-time 10 "$url"
@@ -112,7 +111,7 @@ fn forward(cluster: &Cluster<'_>, pod: &Pod) -> Result<()> {
     Ok(())
 }
 
-/// A liveness and a readiness probe of each kind; a pod whose probe fails is restarted.
+/// Probes of each kind; a failed probe restarts its pod.
 pub(super) fn probes(cluster: &Cluster<'_>) -> Result<String> {
     let kinds = [
         ("http", json!({"httpGet": {"port": 80, "path": "/"}})),
@@ -151,7 +150,6 @@ pub(super) fn probes(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("{} pods", objects.len()))
 }
 
-/// A page of a pod, from a place of a node.
 pub(super) fn page(place: &super::super::place::Place, url: &str) -> Result<()> {
     let got = said(place.command("curl").args(["--silent", "--show-error", "--fail", "--max-time", "2", url]))?;
     ensure!(got.trim() == PAGE, "{url} has {:?}", got.trim());

@@ -1,4 +1,4 @@
-//! Programs that are killed at random while pods, labels and policies change.
+//! Random kills while pods, labels and policies change.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -21,12 +21,10 @@ use super::{
     connectivity, control_plane, policy, samples,
 };
 
-/// Between two kills.
 const BETWEEN: Duration = Duration::from_secs(4);
-/// After the churn, until all is right.
 const SETTLE: Duration = Duration::from_secs(120);
 
-/// The API server, daemons of a node, and processes in pods of Wharf.
+/// API server, daemons of a node, processes in Wharf's pods.
 const VICTIMS: [&str; 5] = [API_SERVER, "kubelet", "containerd", "wharf-agent", "wharf-kube"];
 const API_SERVER: &str = "kube-apiserver";
 
@@ -62,7 +60,6 @@ pub(super) fn churn(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("{changes} changes, {kills} kills; rows and policy right, seed {seed}"))
 }
 
-/// Kills one program after the other, and starts daemons again.
 fn kills(cluster: &Cluster<'_>, random: &mut Random, time: Duration) -> Result<usize> {
     let started = Instant::now();
     let mut count = 0;
@@ -86,14 +83,14 @@ fn kill(node: &Node, victim: &str) -> Result<()> {
         node.place.kill(victim)?;
         return node.start(victim);
     }
-    // The kubelet starts the container again.
+    // The kubelet restarts the container.
     let script = r#"for file in /proc/[0-9]*/exe; do
         case $(readlink "$file") in */"$1") pid=${file#/proc/}; kill -9 "${pid%/exe}" ;; esac
     done; true"#;
     node.place.output("sh", &["-c", script, "kill", victim]).map(drop)
 }
 
-/// Changes objects until the end. An error of the API is no failure: what counts is the state in the end.
+/// Changes objects until the end. Errors of the API are ignored: the final state counts.
 fn changes(cluster: &Cluster<'_>, random: &mut Random, ends: &AtomicBool) -> Result<usize> {
     let api = &cluster.api;
     let deny = samples::policy(NAMESPACE, "churn", &json!({"podSelector": {"matchLabels": {"churn": "denied"}}}));
@@ -112,14 +109,13 @@ fn changes(cluster: &Cluster<'_>, random: &mut Random, ends: &AtomicBool) -> Res
             3 => api.apply(std::slice::from_ref(&deny)),
             _ => api.run(&["delete", "networkpolicy", "churn", "--ignore-not-found"]).map(drop),
         };
-        // A pod that was chosen may be gone.
         drop(result);
         count += 1;
     }
     Ok(count)
 }
 
-/// Every node has the state of the API, and packets follow it.
+/// Nodes and packets agree with the API.
 fn settle(cluster: &Cluster<'_>) -> Result<()> {
     let api = &cluster.api;
     api.run(&["delete", "networkpolicy", "churn", "--ignore-not-found"])?;

@@ -14,14 +14,14 @@ use super::{
     basic,
 };
 
-/// Prints each URL with `yes` if it has the page; connects to all at once.
+/// Prints `yes` for each URL with the page, otherwise `no`; connects concurrently.
 const PROBE: &str = r#"page=$1; shift
 for url; do
     (if [ "$(timeout 2 wget -q -O - "$url" 2>/dev/null)" = "$page" ]; then echo "$url yes"; else echo "$url no"; fi) &
 done
 wait"#;
 
-/// URLs and whether they answer, from inside a pod.
+/// Whether each URL answers a pod.
 pub(super) fn probe(cluster: &Cluster<'_>, from: &Pod, urls: &[String]) -> Result<BTreeMap<String, bool>> {
     let mut words = vec![PAGE];
     words.extend(urls.iter().map(String::as_str));
@@ -35,7 +35,6 @@ pub(super) fn probe(cluster: &Cluster<'_>, from: &Pod, urls: &[String]) -> Resul
     Ok(found)
 }
 
-/// [`probe`] from several pods at once.
 pub(super) fn probe_all<'a>(
     cluster: &Cluster<'_>,
     pods: impl Iterator<Item = &'a Pod>,
@@ -62,12 +61,10 @@ pub(super) fn pods(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("{} pairs, IPv4 and IPv6", pods.len() * urls(&pods).len()))
 }
 
-/// Every pod reaches every address of the pods.
 pub(super) fn all_reach(cluster: &Cluster<'_>, pods: &[Pod]) -> Result<()> {
     all_answer(cluster, pods, &urls(pods))
 }
 
-/// Every pod gets an answer from all URLs.
 pub(super) fn all_answer(cluster: &Cluster<'_>, pods: &[Pod], urls: &[String]) -> Result<()> {
     let mut silent = Vec::new();
     for (pod, found) in probe_all(cluster, pods.iter(), urls)? {

@@ -1,4 +1,4 @@
-//! A control plane that fails, and one that returns to an earlier state.
+//! Failure and restoration of the control plane.
 
 use std::collections::BTreeMap;
 
@@ -18,7 +18,7 @@ use super::{
 
 const SNAPSHOT: &str = "etcd-earlier";
 
-/// Pods keep their network while the API server is away, and changes are seen after it.
+/// Pods keep their network without an API server; later changes arrive.
 pub(super) fn api_server(cluster: &Cluster<'_>) -> Result<String> {
     let urls = connectivity::urls(&basic::pods(cluster)?);
     cluster.control.place.kill("kube-apiserver")?;
@@ -33,7 +33,7 @@ pub(super) fn api_server(cluster: &Cluster<'_>) -> Result<String> {
     Ok(note)
 }
 
-/// Restores etcd to an earlier copy: objects since then are gone without an event, and versions of objects go back.
+/// Restores an earlier copy of etcd: objects vanish without events, versions decrease.
 pub(super) fn earlier_snapshot(cluster: &Cluster<'_>) -> Result<String> {
     let (control, api) = (&cluster.control, &cluster.api);
     let stop = || -> Result<()> {
@@ -45,7 +45,7 @@ pub(super) fn earlier_snapshot(cluster: &Cluster<'_>) -> Result<String> {
     stop()?;
     control.copy_of_etcd(SNAPSHOT)?;
     control.start_all(api)?;
-    // What the copy does not have.
+    // Missing from the copy.
     api.apply(&[
         samples::namespace("later"),
         samples::pod("later", "a", cluster.nodes.first().map(Node::name).unwrap_or_default()),
@@ -56,7 +56,7 @@ pub(super) fn earlier_snapshot(cluster: &Cluster<'_>) -> Result<String> {
     stop()?;
     control.restore_etcd(SNAPSHOT)?;
     control.start_all(api)?;
-    // Their caches have versions of the future: they are restarted after a restore. Wharf is not.
+    // Their caches have later versions, so they need a restart; Wharf does not.
     for node in &cluster.nodes {
         for name in ["kubelet", "kube-proxy"] {
             node.place.kill(name)?;
@@ -71,7 +71,7 @@ pub(super) fn earlier_snapshot(cluster: &Cluster<'_>) -> Result<String> {
     Ok("rows of all nodes follow the restored state".to_owned())
 }
 
-/// Compares the rows of every agent with the API: addresses and labels of pods, numbers of namespaces and policies.
+/// Compares all agents' rows with the API.
 pub(super) fn rows_agree(cluster: &Cluster<'_>) -> Result<()> {
     let expected = pods_of_the_api(cluster)?;
     let count = |kind: &str| Ok::<_, anyhow::Error>(cluster.api.list(&[kind, "--all-namespaces"])?.len());
@@ -101,7 +101,7 @@ pub(super) fn rows_agree(cluster: &Cluster<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Namespace and name of a row or, below `/metadata`, of an object.
+/// Namespace and name of a row, or of an object with `below` `/metadata`.
 fn identity(of: &Value, below: &str) -> String {
     format!("{}/{}", text(of, &format!("{below}/namespace")), text(of, &format!("{below}/name")))
 }
@@ -110,7 +110,7 @@ fn labels(of: &Value, below: &str) -> Value {
     of.pointer(&format!("{below}/labels")).cloned().unwrap_or_else(|| json!({}))
 }
 
-/// Addresses and labels of pods that have not ended and do not use the host's network.
+/// Addresses and labels of live pods without the host's network.
 fn pods_of_the_api(cluster: &Cluster<'_>) -> Result<BTreeMap<String, (Vec<String>, Value)>> {
     let list = cluster.api.list(&["pods", "--all-namespaces", "--field-selector=spec.hostNetwork=false"])?;
     let runs = |pod: &&Value| !["Succeeded", "Failed"].contains(&text(pod, "/status/phase"));

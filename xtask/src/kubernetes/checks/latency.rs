@@ -1,4 +1,4 @@
-//! From a change of the API to packets.
+//! Latency from a change of the API to packets.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use super::{
 const NAMESPACE: &str = "latency";
 const ROUNDS: usize = 50;
 const PORT: u16 = 9999;
-/// Of a change to take effect.
+/// Until a change takes effect.
 const LIMIT: Duration = Duration::from_secs(10);
 
 /// Times of one kind of change, in milliseconds.
@@ -47,24 +47,22 @@ impl Times {
     }
 }
 
-/// This program in the network namespace of a pod. It ends when its input is closed.
+/// This program in a pod's network namespace; ends with its input.
 struct Probe(Child);
 
 impl Drop for Probe {
     fn drop(&mut self) {
         drop(self.0.stdin.take());
-        // It may have ended before.
         drop(self.0.wait());
     }
 }
 
-/// Datagrams from a client to a server and back.
 struct Stream {
     _client: Probe,
     changes: Receiver<(bool, u128)>,
 }
 
-/// A NetworkPolicy that is created and deleted, on all nodes.
+/// Creates and deletes a NetworkPolicy on all nodes.
 pub(super) fn policies(cluster: &Cluster<'_>) -> Result<String> {
     let bench = Bench::make(cluster)?;
     let spec = json!({"podSelector": {"matchLabels": {"role": "server"}}, "policyTypes": ["Ingress"]});
@@ -81,7 +79,7 @@ pub(super) fn policies(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("{} streams: dropped {}; passed {}", cluster.nodes.len(), denied.text(), allowed.text()))
 }
 
-/// A label of the clients that the servers' policy selects.
+/// Changes a label of clients, which the servers' policy selects.
 pub(super) fn labels(cluster: &Cluster<'_>) -> Result<String> {
     let bench = Bench::make(cluster)?;
     let from = json!([{"from": [{"podSelector": {"matchLabels": {"friend": "yes"}}}]}]);
@@ -113,7 +111,7 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    /// A server on each node, and its client on the next one.
+    /// A server on each node, its client on the next.
     fn make(cluster: &'a Cluster<'_>) -> Result<Self> {
         let mut objects = vec![samples::namespace(NAMESPACE)];
         let mut next = cluster.nodes.iter().cycle().skip(1);
@@ -156,7 +154,6 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// Waits for the stream's change.
 fn wait(stream: &Stream, is_up: bool, since: u128, times: &mut Times) -> Result<()> {
     loop {
         let word = if is_up { "answers" } else { "silence" };
@@ -170,7 +167,7 @@ fn wait(stream: &Stream, is_up: bool, since: u128, times: &mut Times) -> Result<
 }
 
 fn stream(cluster: &Cluster<'_>, server: &Pod, client: &Pod) -> Result<Stream> {
-    // The families take turns over the nodes.
+    // Alternates families over the nodes.
     let family = usize::from(client.name.ends_with(|digit: char| digit.is_ascii_digit() && digit != '0'));
     let address = server.addresses.get(family).or(server.addresses.first()).context("a pod without addresses")?;
     let to = format!("{}:{PORT}", in_url(address));
@@ -190,7 +187,6 @@ fn stream(cluster: &Cluster<'_>, server: &Pod, client: &Pod) -> Result<Stream> {
     Ok(Stream { _client: client, changes })
 }
 
-/// Starts this program in the network namespace of a pod.
 fn probe(cluster: &Cluster<'_>, pod: &Pod, arguments: &[&str]) -> Result<Probe> {
     let node = cluster.node(&pod.node)?;
     let endpoints = cluster.wharf(node, &["endpoint", "list"])?;
@@ -199,7 +195,7 @@ fn probe(cluster: &Cluster<'_>, pod: &Pod, arguments: &[&str]) -> Result<Probe> 
     };
     let endpoint = endpoints.as_array().into_iter().flatten().find(is_of_pod);
     let endpoint = endpoint.with_context(|| format!("no endpoint of {}", pod.name))?;
-    // From outside of the node's root, its absolute link /var/run would not lead into it.
+    // The absolute link /var/run does not work outside of the node's root.
     let netns = text(endpoint, "/netns").trim_start_matches("/var");
     let program = std::env::current_exe().context("find this program")?;
     let mut command = cluster.parts.privilege.command(std::path::Path::new("nsenter"), &[]);
@@ -208,7 +204,7 @@ fn probe(cluster: &Cluster<'_>, pod: &Pod, arguments: &[&str]) -> Result<Probe> 
     command.spawn().map(Probe).with_context(|| format!("start a probe in {}", pod.name))
 }
 
-/// Returns the time at which curl sent the request. A start of kubectl takes longer than the measured latency.
+/// Returns when curl sent the request. kubectl starts too slowly to measure.
 fn request(cluster: &Cluster<'_>, method: &str, path: &str, body: &str) -> Result<u128> {
     let pki = &cluster.pki;
     let kind = if method == "PATCH" { "application/merge-patch+json" } else { "application/json" };

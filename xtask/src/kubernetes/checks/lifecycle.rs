@@ -1,4 +1,4 @@
-//! Pods and nodes that come and go.
+//! Pods and nodes come and go.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::progress::spell;
 
-/// Kills every pod of a StatefulSet three times. The controller replaces them by pods with the same names.
+/// Kills every pod of a StatefulSet three times; replacements have the same names.
 pub(super) fn stateful_set(cluster: &Cluster<'_>) -> Result<String> {
     let replicas = 2 * cluster.nodes.len();
     let labels = json!({"app": "db"});
@@ -56,12 +56,12 @@ fn uids(cluster: &Cluster<'_>) -> Result<Vec<String>> {
     Ok(pods.iter().map(|pod| text(pod, "/metadata/uid").to_owned()).collect())
 }
 
-/// Cordons and drains the last node, and gives it back.
+/// Cordons, drains and uncordons the last node.
 pub(super) fn drain(cluster: &Cluster<'_>) -> Result<String> {
     let Some(node) = cluster.nodes.last().filter(|_| cluster.nodes.len() > 1) else {
         return Ok("nothing to do with one node".to_owned());
     };
-    // The pods are spread over the schedulable nodes only.
+    // Spreads the pods over schedulable nodes only.
     cluster.api.run(&["cordon", node.name()])?;
     cluster.api.run(&["drain", node.name(), "--ignore-daemonsets", "--force", "--timeout=120s"])?;
     until(&format!("nothing of a pod stays on {}", node.name()), LIMIT, || removal::empty(cluster, node).map(Some))?;
@@ -74,13 +74,13 @@ pub(super) fn drain(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("{} is empty after it", node.name()))
 }
 
-/// Deletes the object of the last node. Its kubelet registers again, with other pod CIDRs.
+/// Deletes the last node's object; its kubelet registers again with other pod CIDRs.
 pub(super) fn node_again(cluster: &Cluster<'_>) -> Result<String> {
     let Some(node) = cluster.nodes.last() else { return Ok("no nodes".to_owned()) };
     let before = cluster.pod_cidrs(node.name())?;
     node.place.stop("kubelet")?;
     cluster.api.delete(&["node", node.name()])?;
-    // Takes the old CIDRs, so that the node gets others.
+    // Takes the old CIDRs.
     let rest: Vec<_> = cluster.nodes.iter().filter(|other| other.name() != node.name()).collect();
     for other in &rest {
         until(&format!("{} has no route to {}", other.name(), node.name()), LIMIT, || {
@@ -101,14 +101,14 @@ pub(super) fn node_again(cluster: &Cluster<'_>) -> Result<String> {
     cluster.api.delete(&["node", "placeholder"])?;
     cluster.api.rolled_out(WHARF, "daemonset/wharf", LIMIT)?;
     until(&format!("{} is ready", node.name()), LIMIT, || cluster.node_is_ready(node.name()).map(Some))?;
-    // Pods with the former addresses end with the node's object.
+    // Their addresses are from the former CIDRs.
     cluster.api.run(&["delete", "pods", "--selector", basic::SELECTOR, "--force", "--grace-period=0"])?;
     until("pods with new addresses", LIMIT, || basic::check_addresses(cluster).map(Some))?;
     let note = connectivity::pods(cluster)?;
     Ok(format!("{} is now {}; {note}", before.join(", "), after.join(", ")))
 }
 
-/// Restarts all pods of the DaemonSet while a pod sends a packet ten times a second.
+/// Restarts the DaemonSet's pods while all pods connect to each other.
 pub(super) fn rolling_restart(cluster: &Cluster<'_>) -> Result<String> {
     let started = std::time::Instant::now();
     cluster.api.run(&["rollout", "restart", "--namespace", WHARF, "daemonset/wharf"])?;

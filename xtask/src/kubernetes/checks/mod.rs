@@ -1,4 +1,4 @@
-//! What the command checks, in this order. A check leaves the cluster as it found it.
+//! The checks in order. Each leaves the cluster unchanged.
 
 mod basic;
 mod churn;
@@ -21,9 +21,9 @@ pub(crate) struct Check {
     pub(crate) name: &'static str,
     /// Returns a note for the table.
     pub(crate) run: fn(&Cluster<'_>) -> Result<String>,
-    /// Other checks depend on it.
+    /// By other checks.
     needed: bool,
-    /// No other check can follow it.
+    /// No other check can follow.
     pub(crate) is_last: bool,
 }
 
@@ -56,7 +56,6 @@ const ALL: &[Check] = &[
     Check { name: "uninstall leaves nothing", run: removal::wharf, needed: false, is_last: true },
 ];
 
-/// The chosen checks with those that they need.
 pub(crate) fn all(arguments: &KubernetesArgs) -> Vec<Check> {
     let chosen = |check: &&Check| {
         let names = &arguments.checks;

@@ -1,4 +1,4 @@
-//! NetworkPolicy on all nodes, as tables of who reaches whom.
+//! NetworkPolicy on all nodes, as tables of reachability.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,10 +18,9 @@ use crate::progress::spell;
 const NAMESPACES: [&str; 3] = ["x", "y", "z"];
 const NAMES: [&str; 2] = ["a", "b"];
 
-/// Until every node enforces a change.
+/// Until all nodes enforce a change.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// Namespace and name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Who(&'static str, &'static str);
 
@@ -111,7 +110,6 @@ pub(super) fn tables(cluster: &Cluster<'_>) -> Result<String> {
     tables_of(cluster, CASES.len())
 }
 
-/// The first tables.
 pub(super) fn tables_of(cluster: &Cluster<'_>, count: usize) -> Result<String> {
     let pods = make(cluster)?;
     let mut worst = Duration::ZERO;
@@ -136,7 +134,7 @@ pub(super) fn tables_of(cluster: &Cluster<'_>, count: usize) -> Result<String> {
     Ok(format!("{} policies, {pairs} pairs each; right within {}", count.min(CASES.len()), spell(worst)))
 }
 
-/// Label changes of pods and namespaces change the allowed connections.
+/// Changed labels of pods and namespaces change the allowed connections.
 pub(super) fn labels(cluster: &Cluster<'_>) -> Result<String> {
     let pods = make(cluster)?;
     let peers = json!([
@@ -155,7 +153,7 @@ pub(super) fn labels(cluster: &Cluster<'_>) -> Result<String> {
         label(&["pods", "--namespace=x", "b", "role-"])?;
         label(&["namespace", "y", "role-"])?;
         compare(cluster, &pods, |_, to| !guarded(to))?;
-        // The subject itself.
+        // The policy's subject.
         label(&["pods", "--namespace=x", "a", "pod=other"])?;
         compare(cluster, &pods, |_, _| true)?;
         Ok(())
@@ -166,7 +164,7 @@ pub(super) fn labels(cluster: &Cluster<'_>) -> Result<String> {
     Ok("of pods, namespaces and the policy's subject".to_owned())
 }
 
-/// Pods with the same names in each namespace, on all nodes in turn.
+/// Pods with equal names in each namespace, spread over the nodes.
 fn make(cluster: &Cluster<'_>) -> Result<BTreeMap<Who, Pod>> {
     let mut objects: Vec<_> = NAMESPACES.iter().map(|name| samples::namespace(name)).collect();
     let mut nodes = cluster.nodes.iter().cycle();
@@ -175,7 +173,7 @@ fn make(cluster: &Cluster<'_>) -> Result<BTreeMap<Who, Pod>> {
             let Some(node) = nodes.next() else { bail!("a cluster without nodes") };
             objects.push(samples::pod(namespace, name, node.name()));
         }
-        // Each name is on each node.
+        // Spreads each name over the nodes.
         nodes.next();
     }
     cluster.api.apply(&objects)?;
@@ -196,7 +194,7 @@ fn remove(cluster: &Cluster<'_>) -> Result<()> {
     cluster.api.delete(&[&["namespaces"], &NAMESPACES[..]].concat())
 }
 
-/// Waits until every pod reaches those pods that it should, and no others. A pod always reaches itself.
+/// Waits until exactly the expected connections succeed. Every pod reaches itself.
 fn compare(cluster: &Cluster<'_>, pods: &BTreeMap<Who, Pod>, expected: impl Fn(Who, Who) -> bool) -> Result<Duration> {
     let mut targets = BTreeMap::new();
     for (who, pod) in pods {

@@ -1,4 +1,4 @@
-//! What stays after pods and after Wharf.
+//! Remains of pods and of Wharf.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::{
 
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Deletes the pods of the checks; every node's audit is then empty.
+/// Deletes all pods; audits are then empty.
 pub(super) fn pods(cluster: &Cluster<'_>) -> Result<String> {
     cluster.api.delete(&["deployments,statefulsets,daemonsets,pods", "--namespace", NAMESPACE, "--all", "--now"])?;
     for node in &cluster.nodes {
@@ -26,7 +26,7 @@ pub(super) fn pods(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("audits of {} nodes are empty", cluster.nodes.len()))
 }
 
-/// Fails if an endpoint, address, port or finding exists besides those of the node and its health endpoint.
+/// Fails for an endpoint, address, port or finding of a pod.
 pub(super) fn empty(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
     let all = |value: Value| value.as_array().cloned().unwrap_or_default();
     let mut endpoints = all(cluster.wharf(node, &["endpoint", "list"])?);
@@ -46,7 +46,7 @@ pub(super) fn empty(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
     Ok(())
 }
 
-/// The steps of "Uninstall" in docs/kubernetes.md.
+/// "Uninstall" in docs/kubernetes.md.
 pub(super) fn wharf(cluster: &Cluster<'_>) -> Result<String> {
     cluster.api.run(&["delete", "--filename", &cluster.manifest()?, "--timeout=120s"])?;
     cluster.api.no_pods(WHARF, "app.kubernetes.io/name=wharf", LIMIT)?;
@@ -57,7 +57,7 @@ pub(super) fn wharf(cluster: &Cluster<'_>) -> Result<String> {
         node.place.output("rm", &["-rf", "/run/wharf", "/var/lib/wharf"])?;
         let name = node.name();
         let taint = format!("{TAINT}:NoSchedule-");
-        // Fails if there is no taint.
+        // Fails without a taint.
         drop(cluster.api.run(&["taint", "nodes", name, &taint]));
         let annotations = ["wharf.dev/health-addresses-", "wharf.dev/router-addresses-"];
         cluster.api.run(&[&["annotate", "nodes", name], &annotations[..]].concat())?;
@@ -70,7 +70,6 @@ pub(super) fn wharf(cluster: &Cluster<'_>) -> Result<String> {
     Ok("links, routes, rules, BPF programs, files, fields of nodes".to_owned())
 }
 
-/// Looks for what Wharf left.
 fn traces(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
     let looks = [
         ("links", "ip -o link | grep -i wharf"),
@@ -88,7 +87,7 @@ fn traces(cluster: &Cluster<'_>, node: &Node) -> Result<()> {
         }
     }
     let object = cluster.api.get(&["node", node.name()])?;
-    // The status has the kubelet's list of images, and its message about the plugin that is gone.
+    // The status keeps the kubelet's image list and message about the plugin.
     for field in ["/metadata/annotations", "/metadata/labels", "/spec/taints"] {
         let value = object.pointer(field).map(Value::to_string).unwrap_or_default();
         ensure!(!value.contains("wharf"), "{field} of {} stays: {value}", node.name());

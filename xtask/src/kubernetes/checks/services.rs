@@ -17,7 +17,7 @@ use super::{
 
 const HOST_PORT: u16 = 8088;
 
-/// Creates a service of the Deployment; returns the object and the URLs of its addresses.
+/// Creates a service of the Deployment; returns object and URLs.
 fn make(cluster: &Cluster<'_>) -> Result<(Value, Vec<String>)> {
     cluster.api.apply(&[json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"namespace": NAMESPACE, "name": "web"},
@@ -33,7 +33,7 @@ fn make(cluster: &Cluster<'_>) -> Result<(Value, Vec<String>)> {
     Ok((service, urls))
 }
 
-/// An egress rule about pods applies to a service of these pods, whose backends are on all nodes.
+/// An egress rule for pods includes their service, which has backends on all nodes.
 pub(super) fn egress(cluster: &Cluster<'_>) -> Result<String> {
     const CONNECTIONS: usize = 20;
     let (_, urls) = make(cluster)?;
@@ -56,14 +56,14 @@ pub(super) fn egress(cluster: &Cluster<'_>) -> Result<String> {
     result
 }
 
-/// A cluster address of both families and a node port, from pods and from nodes.
+/// Cluster addresses and a node port, from pods and nodes.
 pub(super) fn cluster_addresses(cluster: &Cluster<'_>) -> Result<String> {
     let (service, mut urls) = make(cluster)?;
     let port = service.pointer("/spec/ports/0/nodePort").and_then(Value::as_u64).unwrap_or_default();
     for node in &cluster.nodes {
         urls.extend([node.host.ipv4(), node.host.ipv6()].map(|address| format!("http://{}:{port}/", in_url(&address))));
     }
-    // kube-proxy needs a moment for the endpoints.
+    // Waits for kube-proxy.
     for pod in basic::pods(cluster)? {
         until(&format!("{} on {} reaches the service", pod.name, pod.node), Duration::from_secs(20), || {
             let silent = connectivity::probe(cluster, &pod, &urls)?.into_iter().filter(|(_, answers)| !answers);
@@ -83,7 +83,7 @@ pub(super) fn cluster_addresses(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("{} addresses", urls.len()))
 }
 
-/// Ports of a node that lead to a pod, from the node, the other nodes and their pods.
+/// Host ports, from nodes and pods.
 pub(super) fn host_ports(cluster: &Cluster<'_>) -> Result<String> {
     for node in &cluster.nodes {
         let mut pod = samples::pod(NAMESPACE, &format!("port-{}", node.name()), node.name());

@@ -11,7 +11,7 @@ fn shown(endpoints: &[Endpoint], columns: Columns) -> String {
     list(endpoints, &Style::plain(), columns)
 }
 
-/// A waiting endpoint, one of a pod, one of a container without a pod.
+/// Waiting, with a pod, and without a pod.
 fn several() -> Vec<Endpoint> {
     let mut waiting = sample::endpoint();
     waiting.id = 12_345;
@@ -84,7 +84,7 @@ fn ids_are_as_long_as_it_takes_to_tell_them_apart() {
     assert_eq!(of(&["3f9c51aa01b2d4e5f6", "4f9c51aa01b2d4e5f6"]), ["3f9c51aa01b2d", "4f9c51aa01b2d"]);
     assert_eq!(of(&["churn-container-001", "churn-container-002"]), ["churn-container-001", "churn-container-002"]);
     assert_eq!(of(&["3f9c51aa01b2d4e5f6", "3f9c51aa01b2d4e6f6"]), ["3f9c51aa01b2d4e5", "3f9c51aa01b2d4e6"]);
-    // Two interfaces share one container id, and one id may be a prefix of another.
+    // Ids can be equal (two interfaces) or prefixes of others.
     assert_eq!(of(&["abc", "abc", "abcd"]), ["abc", "abc", "abcd"]);
     assert_eq!(of(&["3f9c51aa01b2d4e5", "3f9c51aa01b2d4e5f6"]), ["3f9c51aa01b2d4e5", "3f9c51aa01b2d4e5f"]);
     assert_eq!(of(&["größe-größe-größe-1", "größe-größe-größe-2"])[1], "größe-größe-größe-2");

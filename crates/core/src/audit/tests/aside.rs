@@ -1,5 +1,3 @@
-//! Rests, records out of service, the deletion queue, the node's objects; owners of objects without a record.
-
 use wharf_names::mark::Mark;
 
 use super::*;
@@ -96,7 +94,6 @@ fn a_record_out_of_service_is_named_once() {
          container is deleted"
     );
     assert_eq!(finding.owner.as_deref(), Some("net/c2:eth0 (epoch 20)"));
-    // The delete is in flight.
     node.in_flight.insert(id(2));
     assert_eq!(node.audit(), []);
 }

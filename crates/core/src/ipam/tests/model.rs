@@ -87,7 +87,6 @@ impl Model {
         self.all.iter().copied().filter(move |ip| Family::of(*ip) == family && self.is_free(*ip))
     }
 
-    /// True when this free address may be next: a fresh one; without fresh ones, the oldest release.
     fn is_next(&self, ip: IpAddr) -> bool {
         let family = Family::of(ip);
         let has_rested = |ip: IpAddr| self.rested.iter().any(|r| r.ip == ip);

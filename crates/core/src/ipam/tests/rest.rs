@@ -46,7 +46,6 @@ fn a_peek_tells_what_the_release_makes() {
 fn what_was_released_last_comes_back_last_whenever_it_was_woken() {
     let mut ipam = ipam(&["10.1.0.0/29"]);
     let given: [Ipv4Addr; 3] = released4(&mut ipam);
-    // A failed check delays the first address.
     assert!(ipam.block(given[0].into(), "conntrack"));
     wake_all(&mut ipam, &[given[2], given[1], given[0]]);
     // Fresh addresses (.5 and .6) first, then in release order.
@@ -90,7 +89,6 @@ fn a_rest_is_over_in_its_time_and_the_oldest_comes_first() {
     assert_eq!(ipam.rested(6_000, 9), [v6]);
     assert_eq!(ipam.rested(6_800, 9), [v6, other, v4]);
     assert_eq!(ipam.rested(6_800, 2), [v6, other]);
-    // Addresses with a failed check come last, the oldest check first.
     assert!(ipam.block(v6, "a route") && ipam.block(other, "a row"));
     assert_eq!(ipam.rested(6_800, 9), [v4, v6, other]);
     assert_eq!(ipam.rested(6_800, 2), [v4, v6]);
@@ -230,7 +228,6 @@ fn many_that_rest_in_a_large_pool_are_not_in_the_way() {
     }
     let usage = &ipam.usage()[0];
     assert_eq!((usage.used, usage.resting), (1, MANY));
-    // Half of them fail a check and are checked again last.
     let over = MANY + 30_000;
     for ip in ipam.rested(over, 50_000) {
         ipam.block(ip, "a row");

@@ -108,7 +108,6 @@ pub(crate) mod readable {
 
     use crate::bpf::inventory::{Row, row};
 
-    /// Ignores an invalid prefix length.
     pub(super) fn range(range: &PortRange) -> String {
         let others = super::port_mask(range.length).map_or(0, |mask| !mask);
         let (first, last) = (range.first & !others, range.first | others);

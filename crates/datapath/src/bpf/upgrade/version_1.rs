@@ -5,7 +5,6 @@ use wharf_core::kernel::Result;
 
 /// First tally row of each direction. A tally counts another row's test packets.
 const FIRST_TALLY: u32 = 24;
-/// In the order of the tallies.
 const TALLIED: [DropReason; 6] = [
     DropReason::ForwardedLocal,
     DropReason::ForwardedStack,

@@ -26,7 +26,7 @@ impl PartialEq for Expression {
 
 impl Eq for Expression {}
 
-/// Number of the 32-bit word `word` of 16, as dumped: 16-byte registers are 1 to 4, words between are 8 and up (`enum
+/// Number of a 32-bit word (0 to 15), as dumped: words on 16-byte bounds are 1 to 4, others 8 and up (`enum
 /// nft_registers`).
 pub(super) const fn register(word: u32) -> u32 {
     if word.is_multiple_of(4) { word / 4 + 1 } else { word + 8 }
@@ -60,16 +60,15 @@ const NAME_BYTES: usize = 16;
 const CT_STATE: u32 = 0;
 const CT_STATUS: u32 = 2;
 const CT_ZONE: u32 = 17;
-/// `linux/netfilter/nf_conntrack_common.h`.
 const STATE_INVALID: u32 = 1;
 const IPS_DST_NAT: u32 = 0x20;
 const CMP_EQ: u32 = 0;
 const CMP_NEQ: u32 = 1;
-/// `NF_NAT_RANGE_*` of `linux/netfilter/nf_nat.h`, which the kernel adds to dumps.
+/// `NF_NAT_RANGE_*` of `linux/netfilter/nf_nat.h`.
 const MAP_IPS: u32 = 1;
 const PROTO_SPECIFIED: u32 = 2;
-/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`: any free port, even if the packet's own is free. Otherwise two processors can
-/// choose the same port for two containers, and a packet is lost (1 to 6 of 28,000 flows to one destination).
+/// `NF_NAT_RANGE_PROTO_RANDOM_FULLY`: any free port. Otherwise two processors can choose the same port, and a packet is
+/// lost (1 to 6 of 28,000 flows to one destination).
 const RANDOM_FULLY: u32 = 0x10;
 
 impl Expression {
@@ -93,7 +92,6 @@ impl Expression {
         self.value(kind)?.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// Empty where missing or not UTF-8.
     pub(super) fn text(&self, kind: u16) -> String {
         let value = self.value(kind).unwrap_or_default();
         String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).unwrap_or_default()
@@ -104,12 +102,10 @@ impl Expression {
         self
     }
 
-    /// One byte.
     pub(super) fn family(word: u32) -> Self {
         Self::of_numbers("meta", [(1, register(word)), (2, 15)])
     }
 
-    /// One byte, padded to the word.
     pub(super) fn transport(word: u32) -> Self {
         Self::of_numbers("meta", [(1, register(word)), (2, 16)])
     }
@@ -118,7 +114,6 @@ impl Expression {
         Self::has_bit(Self::mark(0), bit)
     }
 
-    /// In host byte order.
     pub(super) fn mark(word: u32) -> Self {
         Self::of_numbers("meta", [(1, register(word)), (2, META_MARK)])
     }
@@ -134,7 +129,6 @@ impl Expression {
             .with(5, data(&added.to_ne_bytes()).0)
     }
 
-    /// In host byte order.
     pub(super) fn shift_right(word: u32, bits: u32) -> Self {
         const RIGHT: u32 = 2;
         Self::of_numbers("bitwise", [(1, register(word)), (2, register(word)), (3, 4), (6, RIGHT)])
@@ -146,35 +140,31 @@ impl Expression {
         Self::of_numbers("socket", [(1, key as u32), (2, register(word))])
     }
 
-    /// To the listener at the registers' address and port. The rule ends without a listener.
+    /// The rule ends without a listener at the registers' address and port.
     pub(super) fn to_socket(family: u8, address: u32, port: u32) -> Self {
         Self::of_numbers("tproxy", [(1, family.into()), (2, register(address)), (3, register(port))])
     }
 
-    /// Bypasses connection tracking.
     pub(super) fn untrack() -> Self {
         Self::of_numbers("notrack", [])
     }
 
-    /// Output interfaces without this name prefix.
     pub(super) fn leaves_by_none_of(prefix: &str) -> [Self; 2] {
         let name = Self::of_numbers("meta", [(1, register(0)), (2, META_OIFNAME)]);
         [name, Self::compare(0, CMP_NEQ, prefix.as_bytes())]
     }
 
-    /// Input interface; `name` has fewer than [`NAME_BYTES`] bytes.
     pub(super) fn arrives_by(name: &str) -> [Self; 2] {
         let mut padded = name.as_bytes().to_vec();
         padded.resize(NAME_BYTES, 0);
         [Self::of_numbers("meta", [(1, register(0)), (2, META_IIFNAME)]), Self::compare(0, CMP_EQ, &padded)]
     }
 
-    /// `enum nft_ct_keys`; host byte order.
     fn connection(word: u32, key: u32) -> Self {
         Self::of_numbers("ct", [(1, register(word)), (2, key)])
     }
 
-    /// For the original direction, from the register (16 bits, host byte order); replies have no zone.
+    /// For the original direction, from the register (16 bits, host byte order).
     pub(super) fn set_zone(word: u32) -> Self {
         const DIRECTION_ORIGINAL: u8 = 0;
         Self::of_numbers("ct", [(2, CT_ZONE), (4, register(word))]).with(3, vec![DIRECTION_ORIGINAL])
@@ -273,7 +263,6 @@ impl Expression {
         self
     }
 
-    /// The source becomes the output interface's address.
     pub(super) fn masquerade() -> Self {
         Self::of_numbers("masq", [(1, RANDOM_FULLY)])
     }
@@ -299,7 +288,6 @@ impl Expression {
     }
 }
 
-/// `enum nft_data_attributes`.
 pub(super) fn data(value: &[u8]) -> Attributes {
     Attributes::default().bytes(elem::DATA_VALUE, value)
 }
@@ -308,7 +296,6 @@ fn name(text: &str) -> Vec<u8> {
     [text.as_bytes(), &[0]].concat()
 }
 
-/// `NFTA_RULE_EXPRESSIONS`.
 pub(super) fn encode(rule: &Rule) -> Attributes {
     rule.iter().fold(Attributes::default(), |list, expression| {
         let inner =

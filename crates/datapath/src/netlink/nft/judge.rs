@@ -10,7 +10,6 @@ use super::{
     wire::{self, Attributes, attributes, elem, find, message, number, text},
 };
 
-/// `NFT_JUMP_STACK_SIZE`.
 const MAX_DEPTH: usize = 16;
 /// Evaluated per chain: jumps multiply.
 const MAX_RULES: usize = 20_000;
@@ -56,7 +55,7 @@ struct Set {
 }
 
 impl Set {
-    /// Elements that may match; only the certain one if there is one.
+    /// Elements that may match, or the certain one.
     fn find(&self, key: &[Byte]) -> Vec<(Sure, &[u8])> {
         let mut found = Vec::new();
         for (one, data) in &self.elements {
@@ -88,7 +87,7 @@ fn before(number: &[u8]) -> Vec<u8> {
     number
 }
 
-/// For objects of one family; `None` on failure.
+/// `None` on failure.
 pub(super) type Ask<'a> = &'a mut dyn FnMut(u16, &Attributes) -> Option<Vec<Vec<u8>>>;
 
 pub(super) struct Ruleset<'a> {
@@ -125,7 +124,6 @@ impl<'a> Ruleset<'a> {
     }
 
     fn read_set(&mut self, name: &str) -> Option<Set> {
-        // The kernel dumps all sets.
         let sets = (self.ask)(message::GET_SET, &Attributes::default().text(wire::set::TABLE, &self.table))?;
         let head = sets
             .iter()
@@ -219,7 +217,6 @@ impl Walk<'_, '_> {
         End::Return
     }
 
-    /// Verdicts with their share of packets.
     fn rule(&mut self, rule: &Rule) -> Vec<(Sure, Verdict)> {
         let mut registers = Registers([None; 64]);
         let mut sure = Sure::All;
@@ -296,7 +293,7 @@ impl Walk<'_, '_> {
                 _ => ends(Verdict::Unclear),
             },
             "queue" | "synproxy" | "tproxy" | "fwd" => ends(Verdict::Unclear),
-            // It may have written to any register.
+            // It may write to any register.
             _ => {
                 *registers = Registers([None; 64]);
                 Step::On(Some(Sure::Unclear))

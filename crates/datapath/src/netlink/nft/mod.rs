@@ -1,19 +1,6 @@
-//! The node's nftables table, `table inet wharf`, over netlink.
-//!
-//! [`wharf_core::nat`] decides the content, which is written in one transaction. No rule belongs to a container: a port
-//! mapping is two set elements, a container that is not masqueraded is one.
-//!
-//! | part | purpose |
-//! |---|---|
-//! | `wire` | numbers and attributes of nf_tables messages |
-//! | `expr`, `rules`, `redirects` | expressions and rules |
-//! | `table` | the table as a value, and differences |
-//! | `read`, `write` | messages from and to the kernel |
-//! | `judge`, `packets` | the effect of foreign forward chains |
-//! | `socket` | queries and transactions |
-//!
-//! The table's comment is Wharf's mark. A table without it is foreign: it is never changed. Calls block for the
-//! kernel's answer.
+//! The node's nftables table, `table inet wharf`, over netlink. [`wharf_core::nat`] decides the content, which is
+//! written in one transaction. A port mapping is two set elements, a container that is not masqueraded is one. The
+//! table's comment is Wharf's mark: a table without it is foreign and never changed.
 //!
 //! Errors: `Unsupported` where the kernel lacks a part of nf_tables, `Permission` without `CAP_NET_ADMIN`, `Conflict`
 //! for a foreign table, `Exists` for a port with another target, `NotFound` for elements of an absent table,
@@ -62,9 +49,8 @@ use crate::error::{fail, kind_of};
 
 const TABLE: &str = "wharf";
 const SUBJECT: &str = "inet wharf";
-/// Must not change, or agents of other versions take the table for foreign.
+/// Other versions recognise the table by this prefix.
 const MARK: &str = "made by wharf-agent";
-/// Attempts while other programs change the ruleset.
 const TRIES: usize = 16;
 
 /// The result of [`Nft::ensure`].
@@ -78,29 +64,21 @@ pub enum Ensured {
     Replaced,
 }
 
-/// The table in the network namespace of the first calling thread.
-///
-/// The socket stays open: after a removal, closing any netfilter socket waits until the kernel has freed the objects
-/// (12 ms on Linux 6.18).
+/// The table in the network namespace of the first calling thread. The socket stays open: after a removal, closing any
+/// netfilter socket waits until the kernel has freed the objects (12 ms on Linux 6.18). Errors: see the module.
 #[derive(Default)]
 pub struct Nft {
     socket: Mutex<Option<Netfilter>>,
 }
 
 impl Nft {
-    /// Writes the desired table in one transaction, unless it is already in force.
-    ///
-    /// # Errors
-    /// See the module.
+    /// Writes the desired table, unless it is in force.
     pub fn ensure(&self, nat: &Nat) -> Result<Ensured> {
         let desired = Table::of(nat)?;
         self.write(|_| Ok(desired.clone()))
     }
 
-    /// [`Self::ensure`], but keeps the endpoints' entries in the table.
-    ///
-    /// # Errors
-    /// See the module.
+    /// [`Self::ensure`], but keeps the endpoints' entries.
     pub fn ensure_around(&self, nat: &Nat) -> Result<Ensured> {
         self.write(|seen| {
             let Some(seen) = seen else { return Table::of(nat) };
@@ -141,10 +119,10 @@ impl Nft {
         })
     }
 
-    /// Adds all entries or none. Existing ones stay.
+    /// Adds all entries or none; existing ones stay.
     ///
     /// # Errors
-    /// See the module; `Exists` names the port.
+    /// `Exists` names the port.
     pub fn add(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "publish";
         let all = listed(entries)?;
@@ -178,11 +156,8 @@ impl Nft {
         })
     }
 
-    /// Removes entries in one transaction. A port with another target stays. Remove both mappings of a container port
-    /// in one call: otherwise the container does not reach itself by the remaining one (see [`Table::differences`]).
-    ///
-    /// # Errors
-    /// See the module.
+    /// Removes entries; a port with another target stays. Remove both mappings of a container port in one call, or the
+    /// container does not reach itself by the remaining one.
     pub fn take_back(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "take back";
         let all = listed(entries)?;
@@ -213,10 +188,7 @@ impl Nft {
         })
     }
 
-    /// Reads the table; `None` where there is none.
-    ///
-    /// # Errors
-    /// See the module.
+    /// Reads the table, if any.
     pub fn look(&self) -> Result<Option<Table>> {
         const OPERATION: &str = "read table";
         self.with(OPERATION, |netfilter| {
@@ -231,9 +203,6 @@ impl Nft {
 
     /// Foreign chains that refuse forwarded packets of the pools, or whose effect is unclear. `published`: also
     /// connections to the pools. `uplink`: the only interface to other networks.
-    ///
-    /// # Errors
-    /// See the module.
     pub fn refusing_forward_chains(
         &self,
         pools: &[IpNet],
@@ -292,9 +261,6 @@ impl Nft {
     }
 
     /// Deletes the table; false without one.
-    ///
-    /// # Errors
-    /// See the module.
     pub fn remove(&self) -> Result<bool> {
         const OPERATION: &str = "delete table";
         self.with(OPERATION, |netfilter| {
@@ -315,7 +281,7 @@ impl Nft {
         })
     }
 
-    /// Discards the socket after a failed job.
+    /// A failed job may leave unread answers.
     fn with<T>(&self, operation: &'static str, job: impl FnOnce(&mut Netfilter) -> Result<T>) -> Result<T> {
         let mut slot = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
         let mut netfilter = match slot.take() {
@@ -328,7 +294,6 @@ impl Nft {
     }
 }
 
-/// Without duplicates.
 fn listed(entries: &[NatEntry]) -> Result<Vec<(&NatEntry, Element)>> {
     let mut seen = HashSet::new();
     let mut all = Vec::with_capacity(2 * entries.len());
@@ -339,7 +304,6 @@ fn listed(entries: &[NatEntry]) -> Result<Vec<(&NatEntry, Element)>> {
     Ok(all)
 }
 
-/// A range of ports may be thousands of entries.
 fn in_words(entries: &[NatEntry]) -> String {
     match entries {
         [first, _, ..] => format!("{first} and {} more", entries.len() - 1),
@@ -347,7 +311,7 @@ fn in_words(entries: &[NatEntry]) -> String {
     }
 }
 
-/// With the ruleset's generation; `None` if the ruleset changed meanwhile.
+/// With the generation; `None` if the ruleset changed meanwhile.
 fn try_read(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<(u32, Option<Table>)>> {
     let before = generation(netfilter, operation)?;
     let seen = match head(netfilter, operation)? {
@@ -369,7 +333,7 @@ fn generation(netfilter: &mut Netfilter, operation: &'static str) -> Result<u32>
     messages.first().and_then(|message| read::generation(message)).ok_or_else(|| unreadable(operation))
 }
 
-/// An error for a foreign table.
+/// Fails for a foreign table.
 fn head(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<Head>> {
     let name = Attributes::default().text(wire::table::NAME, TABLE);
     let messages = match netfilter.get(message::GET_TABLE, &name).map_err(|e| wrap(operation, &e))? {
@@ -378,7 +342,6 @@ fn head(netfilter: &mut Netfilter, operation: &'static str) -> Result<Option<Hea
     };
     let head = messages.first().and_then(|message| read::head(message).ok()).ok_or_else(|| unreadable(operation))?;
     let mark = comment(MARK);
-    // Other versions may extend the text.
     let marked = head.userdata.first() == mark.first()
         && head.userdata.get(2..).is_some_and(|text| text.starts_with(MARK.as_bytes()));
     if marked {
@@ -421,7 +384,6 @@ fn wrap(operation: &'static str, error: &io::Error) -> KernelError {
     }
 }
 
-/// Usually nf_tables or the permission is missing.
 fn missing_or(refusal: Refusal, operation: &'static str) -> KernelError {
     const ABSENT: [i32; 5] =
         [libc::EINVAL, libc::EOPNOTSUPP, libc::EPROTONOSUPPORT, libc::EAFNOSUPPORT, libc::ENOPROTOOPT];
@@ -455,7 +417,6 @@ fn unwritten(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelE
     }
 }
 
-/// Another program changed the table.
 fn refused_elements(operation: &'static str, refused: Vec<(usize, Refusal)>) -> KernelError {
     match refused.into_iter().next() {
         Some((_, refusal)) => refusal.into_error(operation, SUBJECT),

@@ -1,12 +1,12 @@
-//! Model packets for foreign forward chains. A model stands for a set of packets and knows the bits in which they
-//! agree. A test holds for all, some or none, or is not understood.
+//! Model packets for foreign forward chains: sets of packets with known bits. A test holds for all, some or none, or is
+//! not understood.
 
 use ipnet::IpNet;
 
 use super::{expr::Expression, table::octets, wire};
 
 const TCP: u8 = 6;
-/// `NF_CT_STATE_BIT` of `linux/netfilter/nf_conntrack_common.h`, also of xt's `conntrack`.
+/// `linux/netfilter/nf_conntrack_common.h`, also of xt's `conntrack`.
 const ESTABLISHED: u32 = 2;
 const NEW: u32 = 8;
 const IPS_DST_NAT: u32 = 0x20;
@@ -60,7 +60,6 @@ impl Packets<'_> {
         name
     }
 
-    /// `enum nft_meta_keys`.
     pub(super) fn meta(&self, key: u32) -> Vec<Byte> {
         let v4 = self.pool.addr().is_ipv4();
         match key {
@@ -74,7 +73,6 @@ impl Packets<'_> {
         }
     }
 
-    /// `enum nft_ct_keys`: state and status.
     pub(super) fn connection(&self, key: u32) -> Vec<Byte> {
         let translated = if self.way == Way::Published { IPS_DST_NAT } else { 0 };
         match key {
@@ -121,7 +119,7 @@ pub(super) enum Sure {
     Unclear,
 }
 
-/// An exception for some packets leaves most of them, so the result is not `Some`.
+/// An exception for some packets leaves most of them.
 pub(super) fn not(test: Option<Sure>) -> Option<Sure> {
     match test {
         None => Some(Sure::All),

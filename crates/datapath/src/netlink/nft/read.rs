@@ -1,4 +1,4 @@
-//! Parses the kernel's dumps of the table.
+//! Parses the kernel's dumps.
 
 use std::{collections::BTreeMap, io};
 
@@ -63,7 +63,6 @@ fn dump(netfilter: &mut Netfilter, kind: u16, filter: &Attributes) -> Result<Vec
     }
 }
 
-/// `NFT_MSG_NEWGEN`.
 pub(super) fn generation(message: &[u8]) -> Option<u32> {
     let attributes = message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?;
     number(&wire::attributes(attributes)?, GEN_ID)
@@ -77,7 +76,6 @@ pub(super) struct Head {
     pub(super) userdata: Vec<u8>,
 }
 
-/// `NFT_MSG_NEWTABLE`.
 pub(super) fn head(message: &[u8]) -> Read<Head> {
     let all = of_message(message).ok_or(Unreadable)?;
     let flags = number(&all, wire::table::FLAGS).ok_or(Unreadable)?;
@@ -85,7 +83,7 @@ pub(super) fn head(message: &[u8]) -> Read<Head> {
     Ok(Head { flags, objects, userdata: find(&all, wire::table::USERDATA).unwrap_or_default().to_vec() })
 }
 
-/// `NFT_MSG_NEWCHAIN`; `None` for another table. A chain without a hook has an empty type.
+/// `None` for another table. A chain without a hook has an empty type.
 pub(super) fn chain(message: &[u8], table: &str) -> Read<Option<(String, Chain)>> {
     let all = of_message(message).ok_or(Unreadable)?;
     if text(&all, wire::chain::TABLE).is_none_or(|name| name != table) {
@@ -110,7 +108,7 @@ pub(super) struct Forwarding {
     pub(super) drops: bool,
 }
 
-/// `NFT_MSG_NEWCHAIN` of any family; `None` for a chain that does not see forwarded packets.
+/// Of any family; `None` for other hooks.
 pub(super) fn forwarding(message: &[u8]) -> Option<Forwarding> {
     let all = of_anybody(message)?;
     let hook = number(&attributes(find(&all, wire::chain::HOOK)?)?, wire::chain::HOOK_NUM)?;
@@ -122,19 +120,17 @@ pub(super) fn forwarding(message: &[u8]) -> Option<Forwarding> {
     })
 }
 
-/// `NFT_MSG_NEWTABLE` of any family; `None` unless dormant.
+/// Of any family; `None` unless dormant.
 pub(super) fn dormant(message: &[u8]) -> Option<String> {
     let all = of_anybody(message)?;
     (number(&all, wire::table::FLAGS)? & wire::table::F_DORMANT != 0).then_some(())?;
     text(&all, wire::table::NAME)
 }
 
-/// `NFT_MSG_NEWRULE` of any family.
 pub(super) fn rule_of_anybody(message: &[u8]) -> Option<Rule> {
     expr::decode(find(&of_anybody(message)?, wire::rule::EXPRESSIONS).unwrap_or_default())
 }
 
-/// `NFT_MSG_NEWSETELEM` of any family.
 pub(super) fn elements_of_anybody(message: &[u8]) -> Option<Vec<(Key, Vec<u8>)>> {
     let all = of_anybody(message)?;
     let list = attributes(find(&all, elem::LIST_ELEMENTS).unwrap_or_default())?;
@@ -151,7 +147,6 @@ pub(super) fn of_anybody(message: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     attributes(message.get(super::super::batch::HEADER_LEN + wire::GENERIC_LEN..)?)
 }
 
-/// `NFT_MSG_NEWRULE`.
 pub(super) fn rule(message: &[u8]) -> Read<(String, Rule)> {
     let all = of_message(message).ok_or(Unreadable)?;
     let chain = text(&all, wire::rule::CHAIN).ok_or(Unreadable)?;
@@ -159,7 +154,6 @@ pub(super) fn rule(message: &[u8]) -> Read<(String, Rule)> {
     Ok((chain, expressions))
 }
 
-/// `NFT_MSG_NEWSET`.
 pub(super) fn set(message: &[u8]) -> Read<(String, Set)> {
     let all = of_message(message).ok_or(Unreadable)?;
     let name = text(&all, wire::set::NAME).ok_or(Unreadable)?;
@@ -175,7 +169,7 @@ pub(super) fn set(message: &[u8]) -> Read<(String, Set)> {
     Ok((name, found))
 }
 
-/// `NFT_MSG_NEWSETELEM`; a set may span several messages.
+/// A set may span several messages.
 pub(super) fn elements(message: &[u8]) -> Read<Vec<(Key, Vec<u8>)>> {
     let all = of_message(message).ok_or(Unreadable)?;
     let list = attributes(find(&all, elem::LIST_ELEMENTS).unwrap_or_default()).ok_or(Unreadable)?;
@@ -193,7 +187,6 @@ fn element(bytes: &[u8]) -> Option<(Key, Vec<u8>)> {
     Some((Key { bytes: value(elem::KEY)??, end }, data))
 }
 
-/// For [`crate::outside`].
 pub(crate) fn is_readable(message: &[u8]) -> bool {
     let entries = |elements: Vec<_>| {
         let set = Set { elements: elements.into_iter().collect(), ..Set::default() };

@@ -11,19 +11,17 @@ use super::{
     table::Chain,
 };
 
-/// `NF_IP_PRI_RAW` of `linux/netfilter_ipv4.h`: before connection tracking.
+/// Before connection tracking (`NF_IP_PRI_RAW`).
 const RAW: i32 = -300;
-/// After destination translation (`NF_IP_PRI_NAT_DST` is -100), because the proxy's sockets have the translated
-/// addresses, also of masqueraded connections' replies. The second clears the mark's port, which the first needs.
+/// After destination translation (-100): the proxy's sockets have the translated addresses. The first needs the mark's
+/// port, which the second clears.
 const TO_LISTENERS: i32 = -60;
 const TRANSLATED: i32 = -50;
-/// Where the proxy listens.
 const LOOPBACK4: [u8; 4] = [127, 0, 0, 1];
 const LOOPBACK6: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
 /// The mark bits below the port.
 const MARKS: u32 = (1 << MARK_PORT_SHIFT) - 1;
 
-/// Unlikely to be in use.
 const ZONE: u16 = 0x7768;
 
 pub(super) fn chains(masquerades: bool) -> Vec<(String, Chain)> {
@@ -31,7 +29,7 @@ pub(super) fn chains(masquerades: bool) -> Vec<(String, Chain)> {
         let kind = "filter".to_owned();
         (name.to_owned(), Chain { kind, hook, priority, policy: ACCEPT, rules })
     };
-    // Without the policy routing rules to the proxy.
+    // Packets that no policy routing rule led to the proxy.
     let lost = Expression::marked(MARK_TO_PROXY).into_iter().chain([Expression::drop()]).collect();
     let mut chains = vec![
         chain("redirected-untracked", PRE_ROUTING, RAW, vec![untracked()]),
@@ -45,16 +43,14 @@ pub(super) fn chains(masquerades: bool) -> Vec<(String, Chain)> {
     chains
 }
 
-/// Puts the proxy's masqueraded connections in a container's name into a zone. Otherwise, if a client chooses the
-/// proxy's port, connection tracking merges both connections and translates the client's packets to the proxy. Replies
-/// need no zone: the translated source is unique.
+/// Gives the proxy's masqueraded connections in a container's name a zone. Otherwise, if a client has the proxy's port,
+/// connection tracking translates its packets to the proxy. Replies need no zone.
 fn apart(v4: bool) -> Rule {
     let marked = Expression::marked(MARK_PROXIED_EGRESS).into_iter();
     rule(v4, marked.chain(leaves(v4)).chain([Expression::load(0, &ZONE.to_ne_bytes()), Expression::set_zone(0)]))
 }
 
-/// Connection tracking would take a redirected connection with a translated destination for another one, and not
-/// translate the proxy's replies.
+/// Connection tracking would take a redirected connection for another one.
 fn untracked() -> Rule {
     let is_turned = Expression::marked(MARK_TO_PROXY).into_iter().chain(Expression::marked(MARK_TURNED));
     is_turned.chain([Expression::untrack()]).collect()
@@ -65,7 +61,7 @@ fn redirected() -> Vec<Rule> {
     // The proxy has closed its socket: a wildcard socket of the node would get the packet.
     let is_left = Expression::marked(MARK_TO_PROXY).into_iter().chain(Expression::marked(!MARKS));
     let dropped = is_left.chain([Expression::drop()]).collect();
-    // A server of the node, which the client reaches only through the proxy, has a socket with these addresses.
+    // A server of the node may have a socket with these addresses: clients must not bypass the proxy.
     let is_others = Expression::marked(MARK_TO_PROXY)
         .into_iter()
         .chain([Expression::transport(0), Expression::is(0, &[TCP])])
@@ -74,8 +70,7 @@ fn redirected() -> Vec<Rule> {
     rules.into_iter().chain([dropped, is_others.collect()]).collect()
 }
 
-/// Gives packets with a port in the mark to the listener there, or to the socket of their connection if it exists, and
-/// clears the port from the mark.
+/// Delivers to the connection's socket, else to the listener at the mark's port; clears the port.
 fn listens(v4: bool, protocol: u8) -> Rule {
     let (loopback, port) = if v4 { (LOOPBACK4.to_vec(), 1) } else { (LOOPBACK6.to_vec(), words(false)) };
     let to_listener = Expression::marked(MARK_TO_PROXY)
@@ -88,8 +83,7 @@ fn listens(v4: bool, protocol: u8) -> Rule {
     rule(v4, to_listener)
 }
 
-/// Marks outside packets for the proxy's connections: replies to packets in a container's name, and later packets of
-/// outside clients. Without the mark, the kernel would forward these packets, and drop them there.
+/// Marks outside packets for the proxy's connections, which the kernel would forward.
 fn answers() -> Vec<Rule> {
     // Fast path for the node's traffic.
     let local = Expression::to_the_node().into_iter().chain([Expression::give_back()]).collect();
@@ -101,7 +95,6 @@ fn answers() -> Vec<Rule> {
         .chain([Expression::give_back()])
         .collect();
     let is_proxys = [Expression::socket(0, SocketKey::Transparent), Expression::is(0, &[1])];
-    // Foreign bits would be taken for a port.
     let kept = MARKS & !MARK_TO_PROXY;
     let marks = [Expression::mark(0), Expression::masked(0, kept, MARK_TO_PROXY), Expression::set_mark(0)];
     vec![local, listens.to_vec(), only_answers, is_proxys.into_iter().chain(marks).collect()]

@@ -1,4 +1,4 @@
-//! The chains and their rules. A nat chain sees a connection's first packet; connection tracking translates the rest.
+//! The chains and their rules. A nat chain sees a connection's first packet.
 
 use std::{collections::BTreeMap, net::Ipv6Addr};
 
@@ -35,7 +35,6 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
         (name.to_owned(), Chain { kind: kind.to_owned(), hook, priority, policy: ACCEPT, rules })
     };
     let mut chains = BTreeMap::from([
-        // Outside packets pass prerouting, the node's packets output.
         chain("prerouting", "nat", PRE_ROUTING, DESTINATION, published(None)),
         chain("output", "nat", LOCAL_OUT, DESTINATION, published(Some(asked_by_the_node()))),
         chain("postrouting", "nat", POST_ROUTING, SOURCE, leaving(masquerade)),
@@ -62,7 +61,7 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
     chains
 }
 
-/// Drops packets to a service that the rules deny, except to other containers, whose programs decide.
+/// Drops packets to a service that the rules deny. For other containers, their programs decide.
 fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
     let denied = [
         Expression::mark(0),
@@ -72,8 +71,7 @@ fn undecided(elsewhere: impl IntoIterator<Item = Expression>) -> Rule {
     denied.into_iter().chain(elsewhere).chain([Expression::drop()]).collect()
 }
 
-/// Also packets that the rules accept by the service's address, if they go to a network of containers elsewhere without
-/// a judgement, which takes the mark away: a part of the way to it is missing.
+/// Also drops accepted packets to a service that go to containers elsewhere with the mark, which a judgement removes.
 fn undecided_forwarded() -> Vec<Rule> {
     let dropped = |v4| {
         let to_containers =
@@ -84,7 +82,7 @@ fn undecided_forwarded() -> Vec<Rule> {
     vec![undecided(Expression::leaves_by_none_of(LINK_PREFIX)), dropped(true), dropped(false)]
 }
 
-/// Connection tracking saw the packet before it was judged, and would take it for another connection.
+/// Connection tracking saw the packet before its judgement.
 fn translated() -> Rule {
     let by_router = Expression::arrives_by(ROUTER_IFNAME).into_iter();
     by_router.chain(Expression::marked(MARK_TURNED)).chain([Expression::untrack()]).collect()
@@ -99,9 +97,8 @@ fn to_overlay(port: u16) -> [Expression; 4] {
     ]
 }
 
-/// Drops datagrams to another node's overlay that would come from an address of this node. It receives at all of its
-/// addresses, of which the list may lack some, so the pools' are dropped to any. Another plugin may masquerade its
-/// containers, too.
+/// Drops datagrams to another node's overlay that would get an address of this node as source. The list of nodes may
+/// lack addresses, so datagrams from the pools are dropped to any.
 fn in_the_name_of_the_node(v4: bool, port: u16) -> Vec<Rule> {
     let names = Names::of(v4);
     let of_pools = [
@@ -121,7 +118,6 @@ fn in_the_name_of_the_node(v4: bool, port: u16) -> Vec<Rule> {
     vec![dropped(of_pools), dropped(of_others)]
 }
 
-/// The overlay is not tracked: no published port and no translation of a container takes its frames.
 fn received(v4: bool, port: u16) -> Vec<Rule> {
     untracked(v4, Field::Source, port)
 }
@@ -147,16 +143,16 @@ pub(super) fn rule(v4: bool, rest: impl IntoIterator<Item = Expression>) -> Rule
     [Expression::family(0), Expression::is(0, &[family(v4)])].into_iter().chain(rest).collect()
 }
 
-/// Excludes the proxy's connections in the node's name, made for a container that connected to an address of the node.
-/// Translated, they would reach the published container as the node, which its rules always allow.
+/// The proxy's connections in the node's name. Translated, they would reach the published container as the node, which
+/// its rules always allow.
 fn asked_by_the_node() -> Rule {
     let from_the_node = Expression::from_the_node().into_iter().chain([Expression::give_back()]);
     Expression::marked(MARK_PROXIED_EGRESS).into_iter().chain(from_the_node).collect()
 }
 
-/// Except packets that match `except`. Mappings with a host IP come first.
+/// Mappings with a host IP come first.
 fn published(except: Option<Rule>) -> Vec<Rule> {
-    // The kernel does not route from ::1 to another interface. Refused, a client tries 127.0.0.1 at once.
+    // The kernel does not route from ::1 to another interface. Without this rule a client does not try 127.0.0.1.
     let loopback6 = [
         Expression::address(0, false, Field::Destination),
         Expression::is(0, &Ipv6Addr::LOCALHOST.octets()),
@@ -170,7 +166,6 @@ fn published(except: Option<Rule>) -> Vec<Rule> {
     for v4 in [true, false] {
         let (family, address, names) = (family(v4), words(v4), Names::of(v4));
         let port = |word| [Expression::transport(word), Expression::destination_port(word + 1)];
-        // The value (address, port) replaces the key.
         let translate = |map| [Expression::map(0, map, 0), Expression::translate_destination(family, 0, address)];
         let destination = [Expression::address(0, v4, Field::Destination)];
         rules.push(rule(v4, destination.into_iter().chain(port(address)).chain(translate(names.ports_of))));
@@ -179,9 +174,8 @@ fn published(except: Option<Rule>) -> Vec<Rule> {
     rules
 }
 
-/// Matches packets from pools to outside, unless source or destination is a container that keeps its address. A network
-/// behind a container is not outside: policy accepts the node, so that container's rules would accept a translated
-/// packet.
+/// Matches packets from pools to outside, unless source or destination keeps its address. A network behind a container
+/// is not outside: that container's rules would accept a packet from the node.
 pub(super) fn leaves(v4: bool) -> Vec<Expression> {
     let names = Names::of(v4);
     let mut leaves = vec![
@@ -198,7 +192,7 @@ pub(super) fn leaves(v4: bool) -> Vec<Expression> {
     leaves
 }
 
-/// Drops invalid packets, which pass no nat chain and would leave with the container's address.
+/// Invalid packets pass no nat chain and would leave with the container's address.
 fn untranslated() -> Vec<Rule> {
     let invalid = |v4| rule(v4, leaves(v4).into_iter().chain(Expression::invalid()).chain([Expression::drop()]));
     vec![invalid(true), invalid(false)]
@@ -221,7 +215,7 @@ fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
             rules.push(rule(v4, leaves));
         }
         // A container that reaches itself would reply directly, past the translation. Most kernels' nf_tables cannot
-        // compare two addresses, so a set has the pairs.
+        // compare two addresses.
         let address = words(v4);
         let hairpin = [
             source,

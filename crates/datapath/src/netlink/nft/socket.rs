@@ -19,14 +19,14 @@ use super::{
     wire::{Attributes, BATCH_BEGIN, BATCH_END, BATCH_GENID, GENERIC_LEN, INET, SUBSYSTEM, message},
 };
 
-/// The kernel answers before `sendmsg` returns; guards against bugs.
+/// Guards against bugs.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 /// Bytes. Each refusal in a transaction costs about 1 KiB.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Default `SO_SNDBUF`, bytes. A transaction is one `sendmsg`.
 const SEND_BUFFER: usize = 128 << 10;
 
-/// Bytes: some thousand rules, some hundred set elements. More would delay a status.
+/// Bytes; more would delay a status.
 const MAX_FOREIGN: usize = 512 << 10;
 const MAX_FOREIGN_SET: usize = 64 << 10;
 
@@ -44,7 +44,7 @@ pub(super) enum Outcome {
     Done,
     /// Another ruleset generation than expected.
     Stale,
-    /// Of single messages, by index.
+    /// Messages by index.
     Refused(Vec<(usize, Refusal)>),
     /// nf_tables is missing or not permitted, or the commit failed.
     Failed(Refusal),
@@ -64,7 +64,7 @@ impl Netfilter {
         socket.set_ext_ack(true)?;
         let timeout = TimeVal::new(ANSWER_TIMEOUT.as_secs().cast_signed(), 0);
         setsockopt(&socket, sockopt::ReceiveTimeout, &timeout)?;
-        // Not permitted in a user namespace, where the default suffices for thousands of refusals.
+        // Not permitted in a user namespace, where the default suffices.
         let _default = setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER);
         Ok(Self { socket, sequence: 0 })
     }
@@ -78,7 +78,7 @@ impl Netfilter {
         self.ask(INET, kind, NLM_F_DUMP, attributes, usize::MAX)
     }
 
-    /// Of foreign tables. [`io::ErrorKind::FileTooLarge`]: longer than [`MAX_FOREIGN`].
+    /// Of foreign tables. [`io::ErrorKind::FileTooLarge`]: longer than the limit.
     pub(super) fn dump_of(
         &mut self,
         family: u8,
@@ -112,7 +112,7 @@ impl Netfilter {
                     Body::Message(bytes) => {
                         length += bytes.len();
                         if length > limit {
-                            // Closing the socket discards the rest: the kernel scans a large set for each datagram.
+                            // Discards the rest: the kernel scans a large set for each datagram.
                             *self = Self::open()?;
                             return Err(io::ErrorKind::FileTooLarge.into());
                         }
@@ -127,7 +127,7 @@ impl Netfilter {
         }
     }
 
-    /// Fails at another ruleset generation than the given one.
+    /// Fails at another ruleset generation.
     pub(super) fn commit(&mut self, generation: Option<u32>, messages: &[Message]) -> io::Result<Outcome> {
         let subsystem = (0, SUBSYSTEM);
         let mut buffer = Vec::new();

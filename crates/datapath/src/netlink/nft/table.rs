@@ -34,7 +34,6 @@ pub(super) struct Chain {
     pub(super) kind: String,
     /// `enum nf_inet_hooks`.
     pub(super) hook: u32,
-    /// Lower runs first.
     pub(super) priority: i32,
     /// `NF_DROP` (0) or `NF_ACCEPT` (1).
     pub(super) policy: u32,
@@ -54,7 +53,7 @@ pub(super) struct Set {
     pub(super) elements: BTreeMap<Key, Vec<u8>>,
 }
 
-/// Each part of a key, and of a value, is padded to four bytes.
+/// Each part of keys and values is padded to four bytes.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Key {
     pub(super) bytes: Vec<u8>,
@@ -64,7 +63,7 @@ pub(super) struct Key {
 
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Names {
-    /// Masqueraded sources, and destinations that are not masqueraded.
+    /// Masqueraded sources, and destinations that are not.
     pub(super) pools: &'static str,
     pub(super) excluded: &'static str,
     /// Published on all addresses, and on one address.
@@ -72,7 +71,7 @@ pub(super) struct Names {
     pub(super) ports_of: &'static str,
     /// Containers and the ports by which they reach themselves.
     pub(super) hairpin: &'static str,
-    /// Containers that are not masqueraded in either direction.
+    /// Not masqueraded containers.
     pub(super) own: &'static str,
     /// Addresses of other nodes.
     pub(super) nodes: &'static str,
@@ -184,7 +183,7 @@ impl Table {
         self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()
     }
 
-    /// The port mappings, without malformed elements.
+    /// The port mappings.
     #[must_use]
     pub fn mappings(&self) -> BTreeSet<PortMapping> {
         let of = |v4, name: &str| {
@@ -195,7 +194,7 @@ impl Table {
         families.flat_map(|(v4, names)| of(v4, names.ports).chain(of(v4, names.ports_of))).collect()
     }
 
-    /// Describes the differences from the desired state.
+    /// Describes the differences.
     ///
     /// # Errors
     /// The desired state contradicts itself.

@@ -40,7 +40,6 @@ fn nat() -> Nat {
     Nat { masquerade: Some(masquerade), mappings, ..Nat::default() }
 }
 
-/// As a datagram of the kernel.
 fn bytes(message: &Message) -> Vec<u8> {
     let mut bytes = vec![0; HEADER_LEN];
     bytes.extend([INET, 0, 0, 0]);

@@ -6,10 +6,8 @@ use super::super::batch::HEADER_LEN;
 
 /// `NFNL_SUBSYS_NFTABLES` of `linux/netfilter/nfnetlink.h`.
 pub(super) const SUBSYSTEM: u16 = 10;
-/// They enclose a transaction.
 pub(super) const BATCH_BEGIN: u16 = 16;
 pub(super) const BATCH_END: u16 = 17;
-/// Refuses the transaction at another ruleset generation.
 pub(super) const BATCH_GENID: u16 = 1;
 /// `NFPROTO_*` of `linux/netfilter.h`.
 pub(super) const INET: u8 = 1;
@@ -42,7 +40,6 @@ pub(super) mod table {
     pub(crate) const FLAGS: u16 = 2;
     pub(crate) const USE: u16 = 3;
     pub(crate) const USERDATA: u16 = 6;
-    /// The table's chains do not run.
     pub(crate) const F_DORMANT: u32 = 1;
 }
 
@@ -92,7 +89,6 @@ pub(super) mod elem {
     pub(crate) const DATA_VALUE: u16 = 1;
 }
 
-/// Of forward chains (`NFPROTO_*`).
 pub(super) const FAMILIES: [(u8, &str); 3] = [(2, "ip"), (10, "ip6"), (INET, "inet")];
 pub(super) const HOOK_FORWARD: u32 = 2;
 pub(super) const POLICY_DROP: u32 = 0;
@@ -125,7 +121,7 @@ impl Attributes {
     }
 }
 
-/// Removes flags from kinds. `None` where truncated.
+/// Without flags in kinds. `None` where truncated.
 pub(super) fn attributes(bytes: &[u8]) -> Option<Vec<(u16, Vec<u8>)>> {
     NlasIterator::new(bytes).map(|a| a.ok().map(|a| (a.kind(), a.value().to_vec()))).collect()
 }
@@ -145,7 +141,6 @@ pub(super) fn number(all: &[(u16, Vec<u8>)], kind: u16) -> Option<u32> {
     find(all, kind)?.try_into().ok().map(u32::from_be_bytes)
 }
 
-/// `None` where missing or not UTF-8.
 pub(super) fn text(all: &[(u16, Vec<u8>)], kind: u16) -> Option<String> {
     let value = find(all, kind)?;
     String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).ok()

@@ -68,7 +68,6 @@ fn new_chain(name: &str, chain: &Chain) -> Message {
     Message { kind: message::NEW_CHAIN, flags: NLM_F_CREATE, attributes }
 }
 
-/// `id` identifies the set within the transaction.
 fn new_set(name: &str, id: u32, set: &Set) -> Message {
     let mut attributes = Attributes::default()
         .text(set::TABLE, TABLE)
