@@ -148,7 +148,7 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     let before = endpoints.jobs.in_flight();
     let prepared_before = endpoints.prepared.ids();
     let snapshot = life.store.snapshot().await?;
-    let dump = life.kernel.dump().await?;
+    let (dump, call_slots) = (life.kernel.dump().await?, life.kernel.call_slots().await?);
     let after = endpoints.jobs.in_flight();
     let mut in_flight: BTreeSet<_> = before.union(&after).copied().collect();
     // Before the second read of the store, so that each has a record there.
@@ -173,6 +173,7 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
     };
     let view = AuditView {
         dump: &dump,
+        call_slots: &call_slots,
         snapshot: &later,
         prepared: &prepared,
         in_flight: &in_flight,
@@ -200,7 +201,7 @@ pub async fn audit_and(life: &Arc<Lifecycle>, repair: &Mend) -> Result<Outcome, 
         ("links".to_owned(), dump.links.len() as u64),
         ("routes".to_owned(), dump.routes.len() as u64),
         ("endpoint-rows".to_owned(), dump.endpoint_rows.len() as u64),
-        ("call-slots".to_owned(), dump.call_slots.len() as u64),
+        ("call-slots".to_owned(), call_slots.len() as u64),
         ("pin-directories".to_owned(), dump.pins.len() as u64),
         ("endpoints".to_owned(), later.endpoints.len() as u64),
         ("leases".to_owned(), later.leases.len() as u64),

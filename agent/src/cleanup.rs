@@ -14,6 +14,7 @@ use anyhow::{Context, bail};
 use clap::{CommandFactory as _, Parser};
 use wharf_core::ids::Attachment;
 use wharf_datapath::{
+    PROGRAMS_STEM,
     leftovers::{self, Leftover, Leftovers},
     settings,
 };
@@ -225,7 +226,7 @@ fn files(directories: &Directories) -> anyhow::Result<Files> {
             || whole.contains(&name)
             || name.starts_with("state.redb")
             || name == "state.opening"
-            || name.starts_with(settings::RECORD_STEM)
+            || [settings::RECORD_STEM, PROGRAMS_STEM].iter().any(|stem| name.starts_with(stem))
     };
     let derived = ["health.json", "cluster.json", "feed.json", "pools.json", "paths.json"];
     let in_state = |name: &str| name == turn::STATE_LOCK || derived.iter().any(|file| name.starts_with(file));

@@ -39,8 +39,6 @@ pub struct Defined {
     pub object: String,
     /// Uid.
     pub uid: String,
-    /// Version of the object.
-    pub resource_version: String,
     /// Encoded; `None` if the object defines no row.
     pub row: Option<Box<[u8]>>,
 }
@@ -89,19 +87,14 @@ impl Reader {
                 let (object, metadata) = (identity.key(), identity.metadata);
                 let key = self.source.row_key(&object, &metadata.uid);
                 let row = encode(Row::Policy(v1::Policy { key, text }));
-                Ok(Defined { object, uid: metadata.uid, resource_version: metadata.resource_version, row: Some(row) })
+                Ok(Defined { object, uid: metadata.uid, row: Some(row) })
             }
         }
     }
 }
 
 fn defined(metadata: &Metadata, row: Option<Row>) -> Defined {
-    Defined {
-        object: metadata.key(),
-        uid: metadata.uid.clone(),
-        resource_version: metadata.resource_version.clone(),
-        row: row.map(encode),
-    }
+    Defined { object: metadata.key(), uid: metadata.uid.clone(), row: row.map(encode) }
 }
 
 /// Deterministic: maps are ordered.

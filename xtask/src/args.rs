@@ -130,8 +130,8 @@ pub(crate) struct TestArgs {
     /// Continue with the tests after a failed check.
     #[arg(long)]
     pub(crate) keep_going: bool,
-    /// Kill Wharf at all crash points: half an hour more. Without this flag, a run of all tests takes a sixteenth of
-    /// them, which the commit chooses.
+    /// Kill Wharf at all crash points: half an hour more. Without this flag, a run of all tests takes a 24th of them,
+    /// which the commit chooses.
     #[arg(long)]
     pub(crate) all_points: bool,
     /// Run only tests whose names contain one of these, at all crash points of those tests.

@@ -2,7 +2,7 @@
 //!
 //! The watch precedes the listing, so no report is missed.
 
-use std::{convert::Infallible, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{io, path::PathBuf, sync::Arc, time::Duration};
 
 use futures::{FutureExt as _, StreamExt as _};
 use inotify::{EventMask, Inotify, WatchMask};
@@ -38,12 +38,7 @@ pub enum ReportsError {
 
 /// Counts reports until `stop`, then commands without one.
 pub async fn watch(commands: Arc<Commands>, reports: Reports, controllers: Controllers, stop: CancellationToken) {
-    loop {
-        let result = tokio::select! {
-            () = stop.cancelled() => break,
-            result = watch_once(&commands, &reports, &controllers) => result,
-        };
-        let Err(why) = result;
+    while let Err(why) = watch_until(&commands, &reports, &controllers, &stop).await {
         controllers.record(CONTROLLER, Err(&why));
         tracing::warn!(controller = CONTROLLER, "{why}; it is set up again");
         tokio::select! {
@@ -54,11 +49,13 @@ pub async fn watch(commands: Arc<Commands>, reports: Reports, controllers: Contr
     commands.settle(Duration::ZERO);
 }
 
-async fn watch_once(
+/// `stop` ends the waits alone: reports that were removed are counted.
+async fn watch_until(
     commands: &Commands,
     reports: &Reports,
     controllers: &Controllers,
-) -> Result<Infallible, ReportsError> {
+    stop: &CancellationToken,
+) -> Result<(), ReportsError> {
     let path = reports.path();
     blocking(reports, "make directory", Reports::ensure_directory).await?;
     let failed = |e| ReportsError::Io("watch", path.to_owned(), e);
@@ -73,7 +70,11 @@ async fn watch_once(
         run.end(result);
         controllers.plan(CONTROLLER, TICK, TICK);
         taken?;
-        let Ok(event) = tokio::time::timeout(TICK, events.next()).await else { continue };
+        let event = tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            event = tokio::time::timeout(TICK, events.next()) => event,
+        };
+        let Ok(event) = event else { continue };
         let mut pending = Some(event);
         while let Some(event) = pending {
             let event = event.ok_or_else(|| ReportsError::Moved(path.to_owned()))?.map_err(failed)?;
@@ -172,6 +173,29 @@ mod tests {
         assert_eq!(commands.metrics().outcomes(), [1, 2, 1]);
         assert_eq!((commands.metrics().losses(Loss::Full), commands.metrics().losses(Loss::Unusable)), (3, 1));
         assert_eq!(std::fs::read_dir(reports.path()).expect("there").count(), 0);
+    }
+
+    #[tokio::test]
+    async fn a_stop_counts_the_reports_that_were_removed() {
+        for n in 1..=20 {
+            let dir = tempfile::tempdir().expect("directory");
+            let (reports, commands, stop) = (Reports::new(dir.path()), commands(), CancellationToken::new());
+            reports.ensure_directory().expect("made");
+            reports.put(&report(n, Outcome::Success, 0)).expect("put");
+            let watched =
+                tokio::spawn(watch(Arc::clone(&commands), reports.clone(), Controllers::default(), stop.clone()));
+            while commands.metrics().outcomes()[0] == 0 {
+                // Without an await in between, the removal is seen before the watch can count.
+                if std::fs::read_dir(reports.path()).expect("there").count() == 0 {
+                    stop.cancel();
+                    break;
+                }
+                tokio::task::yield_now().await;
+            }
+            stop.cancel();
+            watched.await.expect("ended");
+            assert_eq!(commands.metrics().outcomes(), [1, 0, 0]);
+        }
     }
 
     #[tokio::test]

@@ -85,17 +85,25 @@ pub(super) async fn left_in_kernel(
         None => node.life.endpoints.jobs.is_in_flight(id) || node.life.endpoints.prepared.ids().contains(&id),
     };
     let before = is_others();
-    match look(node, Purpose::Explanation, async move { kernel.dump().await }).await {
-        Ok(dump) => {
+    match look(node, Purpose::Explanation, async move { Ok((kernel.dump().await?, kernel.call_slots().await?)) }).await
+    {
+        Ok((dump, slots)) => {
             let others = before || is_others();
-            KernelLook { could_not_look: None, findings: left_in(&dump, id, epoch, others, attachment) }
+            KernelLook { could_not_look: None, findings: left_in(&dump, &slots, id, epoch, others, attachment) }
         }
         Err(why) => KernelLook { could_not_look: Some(why.to_string()), findings: Vec::new() },
     }
 }
 
 /// Only links and rows carry the epoch; pins and slots may be another endpoint's.
-fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &Attachment) -> Vec<Finding> {
+fn left_in(
+    dump: &KernelDump,
+    slots: &[u32],
+    id: EndpointId,
+    epoch: Epoch,
+    others: bool,
+    of: &Attachment,
+) -> Vec<Finding> {
     let finding = |object: &str, subject: String| Finding {
         object: object.to_owned(),
         subject,
@@ -111,7 +119,7 @@ fn left_in(dump: &KernelDump, id: EndpointId, epoch: Epoch, others: bool, of: &A
     let rows = dump.endpoint_rows.iter().filter(|r| r.endpoint_id == u32::from(id.get()) && r.epoch == epoch);
     left.extend(rows.map(|r| finding("endpoint-row", r.address.to_string())));
     if !others {
-        let slots = dump.call_slots.iter().filter(|slot| **slot == u32::from(id.get()));
+        let slots = slots.iter().filter(|slot| **slot == u32::from(id.get()));
         left.extend(slots.map(|slot| finding("call-slot", slot.to_string())));
         let pins = dump.pins.iter().filter(|(directory, _)| *directory == id.to_string());
         left.extend(pins.map(|(directory, _)| finding("pin", directory.clone())));

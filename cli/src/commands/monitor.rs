@@ -133,6 +133,7 @@ impl Wanted {
             }
             None => None,
         };
+        let [from, to] = [from, to].map(|address| address.map(|address| address.to_canonical()));
         Ok(Self { kinds, endpoint, from, to, reasons, all })
     }
 

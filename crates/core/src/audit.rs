@@ -43,6 +43,8 @@ pub struct QueueFile {
 pub struct AuditView<'a> {
     /// The kernel and bpffs.
     pub dump: &'a KernelDump,
+    /// Ids in the endpoints' program array.
+    pub call_slots: &'a [u32],
     /// The store.
     pub snapshot: &'a Snapshot,
     /// Loaded in advance: pins without an endpoint.
@@ -218,7 +220,7 @@ impl<'a> Auditor<'a> {
             link_names: dump.links.iter().map(|l| l.name.as_str()).collect(),
             pins: dump.pins.iter().filter_map(pins).collect(),
             rows: dump.endpoint_rows.iter().map(|r| (r.address, r)).collect(),
-            call_slots: dump.call_slots.iter().copied().collect(),
+            call_slots: view.call_slots.iter().copied().collect(),
             routes: dump.routes.iter().collect(),
             leases: snapshot.leases.iter().map(|l| (l.ip, l)).collect(),
         }

@@ -43,6 +43,7 @@ mod speakers;
 mod translated;
 
 pub use address_changes::AddressChanges;
+pub use bpf::loaded::RECORD_STEM as PROGRAMS_STEM;
 pub use bpf::loader::Loader;
 pub use bpf::objects::use_next_abi;
 pub use bpf::pins::{ensure_pin_root, has_pin_root};

@@ -87,7 +87,7 @@ impl LinuxKernel {
     pub fn open(options: OpenOptions, loader: Loader) -> Result<Self> {
         features::check_capabilities()?;
         let features = features::probe(options.attach_mode)?;
-        let bpf = Bpf::open(&options.bpffs, features.attach_mode, loader)?;
+        let bpf = Bpf::open(&options.bpffs, &options.run_dir, features.attach_mode, loader)?;
         let netns = NetnsThread::start()?;
         let reaper = Reaper::start()?;
         let (events_taken, log_taken) = Default::default();
@@ -172,7 +172,7 @@ impl LinuxKernel {
 impl Inner {
     /// Without chained endpoints.
     fn reachable(&self) -> Result<Vec<IpAddr>> {
-        let rows = self.bpf.dump()?.endpoint_rows;
+        let rows = self.bpf.rows_if_any()?;
         Ok(rows.into_iter().filter(|row| row.direct != 0).map(|row| row.address).collect())
     }
 
@@ -299,6 +299,10 @@ impl NodeKernel for LinuxKernel {
             Ok(dump)
         })
         .await
+    }
+
+    async fn call_slots(&self) -> Result<Vec<u32>> {
+        self.blocking("read call slots", move |k| k.bpf.filled_slots()).await
     }
 
     async fn remove_node(&self) -> Result<()> {

@@ -147,7 +147,7 @@ fn is_ours(path: &str) -> bool {
     }
 }
 
-fn boot_id() -> Result<String> {
+pub(crate) fn boot_id() -> Result<String> {
     let path = "/proc/sys/kernel/random/boot_id";
     Ok(fs::read_to_string(path).map_err(|e| wrap("read boot id", path, &e))?.trim().to_owned())
 }

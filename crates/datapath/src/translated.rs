@@ -96,7 +96,7 @@ fn there(connection: &mut Connection) -> Result<BTreeMap<IpNet, Route>> {
 /// the router's link.
 pub(crate) fn ensure(connection: &mut Connection, bpf: &Bpf, spec: &NodeSpec, router: IfIndex) -> Result<()> {
     let wanted = routes(spec, router);
-    if wanted.is_empty() || !bpf.has_translated() {
+    if wanted.is_empty() || !bpf.ensure_translated() {
         return remove(connection);
     }
     if let Err(e) = make(connection, bpf, &wanted, router) {

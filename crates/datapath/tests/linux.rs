@@ -26,8 +26,8 @@ use wharf_core::{
     finding::{EndpointProblem, NodeProblem, Problem, Side},
     ids::{Epoch, IfIndex, IfName},
     kernel::{
-        AttachMode, ConfigSpec, ContainerSide, EndpointKernel, KernelErrorKind, LinkRef, MissingRoute, NatKernel,
-        NextHop, NodeKernel, NodeSpec, OverlayNode, OverlaySpec, PeerRoute,
+        AttachMode, ConfigSpec, ContainerSide, EndpointKernel, FlowKernel, KernelErrorKind, LinkRef, MissingRoute,
+        NatKernel, NextHop, NodeKernel, NodeSpec, OverlayNode, OverlaySpec, PeerRoute,
     },
     overlap::Way,
     selfcheck,
@@ -769,6 +769,52 @@ fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
 }
 
 #[test]
+fn a_start_keeps_the_node_programs_if_the_record_names_them_and_only_then() {
+    in_linux_world(None, |w| async move {
+        let programs = async |k: &LinuxKernel| k.dump_map(map::NODE_CALLS).await.expect("programs");
+        let next = || {
+            let options = OpenOptions { bpffs: w.bpffs(), run_dir: w.dir.path().to_owned(), attach_mode: None };
+            LinuxKernel::open(options, Loader::default()).expect("open kernel")
+        };
+        let path = w.dir.path().join("programs.json");
+        let read = || fs::read_to_string(&path).expect("record");
+        let mut before = programs(&w.kernel).await;
+        let kept = next();
+        assert_eq!(programs(&kept).await, before, "kept");
+        kept.ensure_node(&node_spec()).await.expect("node");
+        kept.collect_flows().await.expect("the collector is loaded when it is needed");
+        assert_eq!(programs(&kept).await, before, "kept");
+        let good: serde_json::Value = serde_json::from_str(&read()).expect("json");
+        let other = |field: &str, value: serde_json::Value| {
+            let mut record = good.clone();
+            record[field] = value;
+            record.to_string()
+        };
+        let without = |field: &str| {
+            let list = good[field].as_array().expect("ids");
+            other(field, list[1..].to_vec().into())
+        };
+        for bad in [
+            String::new(),
+            "{".to_owned(),
+            other("boot_id", "b64ba9b4-11c4-4a8e-8a34-0e3b6f0f6d4c".into()),
+            other("object_hash", 1.into()),
+            without("programs"),
+            without("maps"),
+        ] {
+            fs::write(&path, &bad).expect("written");
+            let loaded = programs(&next()).await;
+            assert!(loaded.iter().zip(&before).all(|(new, old)| new["id"] != old["id"]), "{bad}: {loaded:?}");
+            before = loaded;
+            assert_eq!(programs(&next()).await, before, "and recorded again");
+        }
+        fs::remove_file(&path).expect("removed");
+        let loaded = programs(&next()).await;
+        assert_ne!(loaded, before, "without a record");
+    });
+}
+
+#[test]
 fn source_prefixes_of_no_endpoint_are_found_and_removed() {
     in_linux_world(None, |w| async move {
         let k = &w.kernel;
@@ -844,7 +890,8 @@ fn nothing_is_pinned_in_a_bpffs_that_is_mounted_over_ours() {
             "{told:?}"
         );
         let dump = k.dump().await.expect("an audit needs it, to tell of the pins");
-        assert_eq!((dump.endpoint_rows.len(), dump.call_slots.len()), (4, 2), "{dump:?}");
+        let slots = k.call_slots().await.expect("slots");
+        assert_eq!((dump.endpoint_rows.len(), slots.len()), (4, 2), "{dump:?}");
         assert!(dump.pins.is_empty(), "pins at the path are another's: {dump:?}");
         assert_eq!(k.observe_endpoint(&a).await.expect("observe"), [], "the node has the problem, not each endpoint");
         let speakers = k.observe_speakers(first_address(&a)).await.expect("observe");

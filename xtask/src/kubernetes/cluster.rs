@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::{
     api::{Api, elements, text},
-    control::{self, Control},
+    control::Control,
     images,
     network::{self, Host, SERVICES},
     node::{Node, Setup},
@@ -68,7 +68,6 @@ impl<'a> Cluster<'a> {
 
         let space = Space::open(parts.privilege)?;
         network::make(&space, &hosts)?;
-        control::clear(&run)?;
         let control = Control::new(&space, parts.programs, &pki, &run, &logs)?;
         let api = Api::new(control.place.clone(), parts.programs.path("kubectl"), pki.file("admin.conf"));
         let setup = Setup {

@@ -1,12 +1,11 @@
 //! The control plane: etcd, API server, controller manager and scheduler.
 
 use std::{
-    fs,
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
 use super::{
     api::Api,
@@ -169,14 +168,4 @@ fn scheduler(pki: &Pki) -> Vec<String> {
     let mut arguments = clients(pki, "scheduler");
     arguments.extend(words(&["--bind-address=127.0.0.1", "--leader-elect=false"]));
     arguments
-}
-
-pub(crate) fn clear(work: &Path) -> Result<()> {
-    let directory = work.join("control");
-    match fs::remove_dir_all(&directory) {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("remove {}", directory.display()))
-        }
-        _ => Ok(()),
-    }
 }

@@ -188,7 +188,7 @@ impl Auditor<'_> {
     }
 
     pub(super) fn call_slots(&self, findings: &mut Vec<AuditFinding>) {
-        for slot in &self.view.dump.call_slots {
+        for slot in self.view.call_slots {
             let id = endpoint_id(*slot);
             if id.is_some_and(|id| self.is_unjudged(id) || self.records.contains_key(&id)) {
                 continue;

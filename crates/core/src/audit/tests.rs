@@ -22,6 +22,7 @@ fn mark(record: &EndpointRecord) -> String {
 struct Node {
     dump: KernelDump,
     snapshot: Snapshot,
+    call_slots: Vec<u32>,
     prepared: BTreeSet<EndpointId>,
     in_flight: BTreeSet<EndpointId>,
     pool_cidrs: Vec<IpNet>,
@@ -33,6 +34,7 @@ impl Node {
     fn healthy() -> Self {
         let mut node = Self {
             dump: KernelDump::default(),
+            call_slots: Vec::new(),
             snapshot: Snapshot::default(),
             prepared: BTreeSet::new(),
             in_flight: BTreeSet::new(),
@@ -58,7 +60,7 @@ impl Node {
             alias: Some(mark(&record)),
         });
         self.dump.pins.push((record.id.to_string(), names(&[&REQUIRED_PINS[..], &LINK_PINS].concat())));
-        self.dump.call_slots.push(u32::from(record.id.get()));
+        self.call_slots.push(u32::from(record.id.get()));
         for address in record.addresses() {
             self.dump.endpoint_rows.push(row(&record, address));
             let route = RouteRow { destination: IpNet::from(address), ifindex: Some(record.host_ifindex) };
@@ -77,6 +79,7 @@ impl Node {
     fn audit(&self) -> Vec<AuditFinding> {
         audit(&AuditView {
             dump: &self.dump,
+            call_slots: &self.call_slots,
             snapshot: &self.snapshot,
             prepared: &self.prepared,
             in_flight: &self.in_flight,
@@ -163,6 +166,7 @@ fn empty_view() -> AuditView<'static> {
     static SNAPSHOT: std::sync::LazyLock<Snapshot> = std::sync::LazyLock::new(Snapshot::default);
     AuditView {
         dump: &DUMP,
+        call_slots: &[],
         snapshot: &SNAPSHOT,
         prepared: &NONE,
         in_flight: &NONE,
@@ -219,7 +223,7 @@ fn what_is_in_flight_is_not_judged() {
 fn an_endpoint_that_lacks_something_is_regenerated() {
     let mut node = Node::healthy();
     node.dump.pins.retain(|(directory, _)| directory != "2");
-    node.dump.call_slots.retain(|slot| *slot != 2);
+    node.call_slots.retain(|slot| *slot != 2);
     node.dump.endpoint_rows.retain(|r| r.endpoint_id != 2);
     node.dump.routes.retain(|r| r.ifindex != Some(IfIndex(102)));
     assert_eq!(
@@ -270,7 +274,7 @@ fn a_prepared_set_is_expected_but_only_its_pins() {
     node.prepared.insert(id(9));
     node.dump.pins.push(("9".to_owned(), names(&REQUIRED_PINS)));
     assert_eq!(node.audit(), []);
-    node.dump.call_slots.push(9);
+    node.call_slots.push(9);
     assert_eq!(node.found(), ["call-slot 9: remove-slot 9"]);
 }
 
@@ -333,7 +337,7 @@ fn numbers_from_maps_that_are_no_ids_are_leaks_and_nothing_worse() {
     let hostile = EndpointTableRow { endpoint_id: u32::MAX, ..row(&record(3, 30), ip("10.0.0.3")) };
     let alias = EndpointTableRow { endpoint_id: 65_536 + 1, ..row(&record(1, 10), ip("10.0.0.4")) };
     node.dump.endpoint_rows.extend([hostile, alias]);
-    node.dump.call_slots.extend([0, u32::MAX]);
+    node.call_slots.extend([0, u32::MAX]);
     assert_eq!(
         node.found(),
         [

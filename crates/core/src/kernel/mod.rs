@@ -104,8 +104,11 @@ pub trait NodeKernel: Send + Sync + 'static {
     /// ([`NatKernel::remove_connections`]).
     async fn observe_speakers(&self, ip: IpAddr) -> Result<Vec<String>>;
 
-    /// Wharf's objects.
+    /// Wharf's objects, except for call slots.
     async fn dump(&self) -> Result<KernelDump>;
+
+    /// The ids that have a program in the endpoints' program array; one system call for each possible id.
+    async fn call_slots(&self) -> Result<Vec<u32>>;
 
     /// Repair: also removes nftables entries not written since the agent's start.
     async fn remove_endpoint_row(&self, ip: IpAddr, epoch: Epoch) -> Result<()>;

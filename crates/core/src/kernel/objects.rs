@@ -503,8 +503,6 @@ pub struct KernelDump {
     pub routes: Vec<RouteRow>,
     /// The endpoint table.
     pub endpoint_rows: Vec<EndpointTableRow>,
-    /// Endpoint ids.
-    pub call_slots: Vec<u32>,
     /// By endpoint id.
     pub pins: Vec<(String, Vec<String>)>,
     /// Reported, never touched.

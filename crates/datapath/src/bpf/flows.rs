@@ -35,27 +35,31 @@ pub(super) struct Collector {
 }
 
 impl Collector {
-    pub(super) fn load(&self, mut node: Ebpf) -> Result<()> {
+    fn load(mut node: Ebpf) -> Result<Ebpf> {
         let failed = |e: &ProgramError| loader::load_error(format!("{} of the node", map::COLLECT), e);
         let program: &mut RawTracePoint = match node.program_mut(map::COLLECT) {
             Some(program) => program.try_into().map_err(|e| failed(&e))?,
             None => return Err(absent()),
         };
         program.load().map_err(|e| failed(&e))?;
-        *self.program.lock().unwrap_or_else(PoisonError::into_inner) = Some(node);
-        Ok(())
+        Ok(node)
     }
 
-    fn run(&self) -> Result<()> {
-        let node = self.program.lock().unwrap_or_else(PoisonError::into_inner);
-        let program = node.as_ref().and_then(|node| node.program(map::COLLECT)).ok_or_else(absent)?;
+    /// The first run loads the program: a start does not wait for its verification.
+    fn run(&self, object: impl FnOnce() -> Result<Ebpf>) -> Result<()> {
+        let mut node = self.program.lock().unwrap_or_else(PoisonError::into_inner);
+        let node = match &mut *node {
+            Some(node) => node,
+            none => none.insert(Self::load(object()?)?),
+        };
+        let program = node.program(map::COLLECT).ok_or_else(absent)?;
         let program: &RawTracePoint = program.try_into().map_err(|e: ProgramError| refused(&e))?;
         program.test_run(RawTracePointRunOptions::new()).map(drop).map_err(|e| refused(&e))
     }
 }
 
 fn absent() -> KernelError {
-    fail(COLLECT, map::FLOWS, KernelErrorKind::NotFound, "the program is not loaded")
+    fail(COLLECT, map::FLOWS, KernelErrorKind::NotFound, "the embedded object has no such program")
 }
 
 fn refused(error: &(dyn std::error::Error + 'static)) -> KernelError {
@@ -69,7 +73,7 @@ const RECENT_TICKS: u32 = 10;
 impl Bpf {
     pub(crate) fn collect_flows(&self) -> Result<FlowUsage> {
         let began = Instant::now();
-        self.collector.run()?;
+        self.collector.run(|| self.load_node())?;
         let took = began.elapsed();
         let totals = self.flow_totals()?;
         let mut usage = FlowUsage {

@@ -182,6 +182,10 @@ impl Bpf {
         self.held().iter().filter(by_endpoints).map(|map| (map.name, map.id)).collect()
     }
 
+    pub(super) fn shared_ids(&self) -> Vec<u32> {
+        self.held().iter().map(|map| map.id).collect()
+    }
+
     /// `None` after `remove_node`.
     pub(super) fn read_held<T>(&self, name: &str, read: impl FnOnce(&Map) -> Result<T>) -> Result<Option<T>> {
         self.held().iter().find(|map| map.name == name).map(|own| read(&own.map)).transpose()

@@ -17,7 +17,7 @@ use wharf_common::{
 };
 use wharf_core::{
     ids::EndpointId,
-    kernel::{KernelDump, KernelErrorKind, MapInfo, Result},
+    kernel::{EndpointTableRow, KernelDump, KernelErrorKind, MapInfo, Result},
 };
 
 use super::{
@@ -79,12 +79,19 @@ impl PinTree {
 }
 
 impl Bpf {
+    /// Empty after `remove_node`.
+    pub(crate) fn rows_if_any(&self) -> Result<Vec<EndpointTableRow>> {
+        unless_removed(self.endpoint_rows())
+    }
+
+    /// Filled slots of `CALLS`; empty after `remove_node`.
+    pub(crate) fn filled_slots(&self) -> Result<Vec<u32>> {
+        Ok(unless_removed(self.call_slots())?.into_iter().map(|(slot, _)| slot).collect())
+    }
+
+    /// Foreign entries under the root are foreign pins.
     pub(crate) fn dump(&self) -> Result<KernelDump> {
-        let mut dump = KernelDump {
-            endpoint_rows: unless_removed(self.endpoint_rows())?,
-            call_slots: unless_removed(self.call_slots())?.into_iter().map(|(slot, _)| slot).collect(),
-            ..KernelDump::default()
-        };
+        let mut dump = KernelDump { endpoint_rows: self.rows_if_any()?, ..KernelDump::default() };
         if self.is_covered() {
             // The pins may be another agent's.
             return Ok(dump);

@@ -9,6 +9,7 @@ mod flows;
 mod held;
 pub(crate) mod inventory;
 mod kept;
+pub(crate) mod loaded;
 pub(crate) mod loader;
 mod look;
 pub(crate) mod maps;
@@ -37,6 +38,7 @@ pub(crate) use attach::present;
 use flows::Collector;
 use held::SharedMap;
 use kept::Known;
+use loaded::Loaded;
 use loader::Loader;
 pub(crate) use look::Opened;
 use pins::PinTree;
@@ -53,6 +55,7 @@ pub(crate) struct Bpf {
     shared: Mutex<Vec<SharedMap>>,
     /// Shared programs that this process put into slots.
     node_ids: Mutex<Vec<u32>>,
+    loaded: Loaded,
     collector: Collector,
     /// This process's filter of the router's link.
     translated: Mutex<Option<SchedClassifier>>,
@@ -68,7 +71,7 @@ pub(crate) struct Bpf {
 }
 
 impl Bpf {
-    pub(crate) fn open(bpffs: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
+    pub(crate) fn open(bpffs: &Path, run_dir: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
         let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
         let translated = Mutex::default();
         let (overlay, overlay_past, overlay_failure, overlay_change) = Default::default();
@@ -83,6 +86,7 @@ impl Bpf {
             policy,
             shared,
             node_ids,
+            loaded: Loaded::new(run_dir),
             collector,
             translated,
             overlay,

@@ -63,11 +63,13 @@ impl Bpf {
         }
     }
 
-    /// At start: also replaces older programs.
+    /// At start: also replaces programs of other builds.
     pub(super) fn ensure_shared_anew(&self) -> Result<()> {
         self.finish_pins()?;
         self.ensure_shared_maps()?;
-        self.renew_node_programs()?;
+        if !self.keep_node_programs()? {
+            self.renew_node_programs()?;
+        }
         self.renew_sink()
     }
 
@@ -216,10 +218,7 @@ impl Bpf {
 
     /// Packets get the old program or the new one.
     fn renew_node_programs(&self) -> Result<()> {
-        let path = self.pins.shared(map::NODE_CALLS);
-        let subject = || path.display().to_string();
-        let failed = |e: &aya::EbpfError| wrap("load the node's programs", subject(), e);
-        let mut ebpf = self.load(objects().node, None, Vec::new(), failed)?;
+        let mut ebpf = self.load_node()?;
         let mut slots = self.program_slots(map::NODE_CALLS)?;
         let mut ids = Vec::new();
         for call in NodeCall::ALL {
@@ -239,12 +238,32 @@ impl Bpf {
             set(*call)?;
             crash::point("datapath/shared/after-node-program");
         }
+        self.record_node_programs(&ids);
         *self.node_ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
-        // Everything else works without it.
-        if let Err(e) = self.load_translated(&mut ebpf) {
-            tracing::error!("egress rules do not hold for services with a backend on another node: {e}");
+        Ok(())
+    }
+
+    /// Loads a part of the object that only this process uses.
+    pub(super) fn load_node(&self) -> Result<Ebpf> {
+        let path = self.pins.shared(map::NODE_CALLS).display().to_string();
+        self.load(objects().node, None, Vec::new(), |e| wrap("load the node's programs", path.clone(), e))
+    }
+
+    /// False if the programs in the slots are not of the recorded load of this object.
+    fn keep_node_programs(&self) -> Result<bool> {
+        let ids: Option<Vec<_>> = self.node_programs()?.into_iter().map(|(_, id)| id).collect();
+        let Some(ids) = ids.filter(|ids| !ids.is_empty() && self.loaded.is(&ids[..], self.shared_ids())) else {
+            return Ok(false);
+        };
+        *self.node_ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
+        Ok(true)
+    }
+
+    fn record_node_programs(&self, ids: &[u32]) {
+        crash::point("datapath/shared/before-node-record");
+        if let Err(e) = self.loaded.record(ids, self.shared_ids()) {
+            tracing::warn!("{e}; the next start loads the node's programs again");
         }
-        self.collector.load(ebpf)
     }
 
     /// Empty after `remove_node`.

@@ -2,10 +2,7 @@
 
 use std::sync::PoisonError;
 
-use aya::{
-    Ebpf,
-    programs::{SchedClassifier, TcAttachType},
-};
+use aya::programs::{SchedClassifier, TcAttachType};
 use wharf_common::map::TRANSLATED;
 use wharf_core::{
     ids::IfIndex,
@@ -26,8 +23,19 @@ use crate::{
 const HOOK: TcAttachType = TcAttachType::Egress;
 
 impl Bpf {
-    pub(super) fn load_translated(&self, ebpf: &mut Ebpf) -> Result<()> {
-        let program = loader::classifier(ebpf, TRANSLATED)?;
+    /// Loads the program once; false if the kernel refuses it, because everything else works without it.
+    pub(crate) fn ensure_translated(&self) -> bool {
+        if !self.has_translated()
+            && let Err(e) = self.load_translated()
+        {
+            tracing::error!("egress rules do not hold for services with a backend on another node: {e}");
+        }
+        self.has_translated()
+    }
+
+    fn load_translated(&self) -> Result<()> {
+        let mut ebpf = self.load_node()?;
+        let program = loader::classifier(&mut ebpf, TRANSLATED)?;
         program.load().map_err(|e| loader::load_error(format!("{TRANSLATED} of the node"), &e))?;
         let failed = |e| wrap("read program", TRANSLATED, &e);
         let info = program.info().map_err(failed)?;

@@ -252,11 +252,17 @@ impl NodeKernel for FakeKernel {
                 links,
                 routes,
                 endpoint_rows: s.rows.values().cloned().collect(),
-                call_slots: s.calls.keys().map(|id| u32::from(id.get())).collect(),
                 pins,
                 foreign_pins: Vec::new(),
                 nat: s.stray_nat(),
             })
+        })
+        .await
+    }
+
+    async fn call_slots(&self) -> Result<Vec<u32>> {
+        self.call(Operation::Dump, "call slots".to_owned(), |s| {
+            Ok(s.calls.keys().map(|id| u32::from(id.get())).collect())
         })
         .await
     }

@@ -24,13 +24,13 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use wharf_common::{CellKey, Event};
+use wharf_common::CellKey;
 use wharf_core::{
     endpoint::NetnsRef,
     finding::NodeProblem,
     flow::{Flow, FlowUsage},
-    ids::{EndpointId, IfIndex, IfName},
-    kernel::{CounterRow, EndpointTableRow, KernelErrorKind, KernelFeatures, MissingRoute, Tracked},
+    ids::{EndpointId, IfName},
+    kernel::{CounterRow, KernelErrorKind, KernelFeatures, MissingRoute},
     mtu::Uplink,
     nat::NatEntry,
     overlap::NodeNetwork,
@@ -146,16 +146,6 @@ impl FakeKernel {
         }
     }
 
-    /// Adds a Wharf route.
-    pub fn add_route_behind_the_back(&self, address: IpAddr, ifindex: IfIndex) {
-        self.state().routes.insert(state::host_net(address), Some(ifindex));
-    }
-
-    /// Adds an endpoint row.
-    pub fn add_row_behind_the_back(&self, row: EndpointTableRow) {
-        self.state().rows.insert(row.address, row);
-    }
-
     /// The node's table.
     #[must_use]
     pub fn nat(&self) -> BTreeSet<NatEntry> {
@@ -206,11 +196,6 @@ impl FakeKernel {
     /// Foreign addresses and routes.
     pub fn set_networks(&self, networks: Vec<NodeNetwork>) {
         self.state().networks = networks;
-    }
-
-    /// Fill of connection tracking.
-    pub fn set_tracked(&self, tracked: Option<Tracked>) {
-        self.state().tracked = tracked;
     }
 
     /// Adds a conntrack row.
@@ -276,17 +261,6 @@ impl FakeKernel {
     /// False without the endpoint's maps.
     pub fn set_counters(&self, id: EndpointId, rows: Vec<CounterRow>) -> bool {
         self.state().set_counters(id, rows)
-    }
-
-    /// As from a program.
-    pub fn push_event(&self, event: Event) {
-        self.state().events.push(event);
-    }
-
-    /// Removes and returns the events.
-    #[must_use]
-    pub fn take_events(&self) -> Vec<Event> {
-        std::mem::take(&mut self.state().events)
     }
 
     /// The next call fails without effect.

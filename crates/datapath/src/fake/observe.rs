@@ -156,7 +156,7 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
 }
 
 pub(super) fn nat(s: &State, spec: &NodeSpec) -> NatView {
-    let mut view = NatView { tracked: s.tracked, ..NatView::default() };
+    let mut view = NatView::default();
     if s.masquerade != spec.masquerade {
         view.problems.push(NodeProblem::Outbound {
             what: "masquerading".to_owned(),

@@ -7,7 +7,6 @@ use std::{
 };
 
 use ipnet::IpNet;
-use wharf_common::Event;
 use wharf_core::{
     endpoint::NetnsRef,
     finding::NodeProblem,
@@ -15,7 +14,6 @@ use wharf_core::{
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
     kernel::{
         AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, MissingRoute, NodeSpec, ProgramSpec,
-        Tracked,
     },
     mtu::Uplink,
     nat::{Masquerade, NatEntry},
@@ -139,13 +137,11 @@ pub(super) struct State {
     pub(super) held: BTreeSet<u16>,
     pub(super) broken: Vec<NodeProblem>,
     pub(super) networks: Vec<NodeNetwork>,
-    pub(super) tracked: Option<Tracked>,
     pub(super) uplinks: Vec<Uplink>,
     pub(super) connections: Vec<(IpAddr, IpAddr)>,
     pub(super) flows: Vec<Flow>,
     pub(super) flow_usage: FlowUsage,
     pub(super) policy: Policy,
-    pub(super) events: Vec<Event>,
     next_id: u32,
 }
 

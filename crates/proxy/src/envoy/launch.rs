@@ -12,32 +12,17 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
     unistd::Pid,
 };
+use rustix::{
+    process::{Gid, Signal, Uid},
+    thread::{self, CapabilitySet, CapabilitySets},
+};
 
 use super::{Envoy, EnvoyError, User};
 
 /// For connections of removed chains and listeners.
 const DRAIN_SECONDS: u32 = 2;
-/// `CAP_NET_ADMIN` (transparent sockets, marks) and `CAP_NET_RAW` (linux/capability.h).
-const CAPABILITIES: [u32; 2] = [12, 13];
-/// `CAP_DAC_READ_SEARCH` (linux/capability.h), kept until exec.
-const SEARCH: u32 = 2;
-
-/// `_LINUX_CAPABILITY_VERSION_3` (linux/capability.h): 64 bits in two parts.
-const CAPABILITY_VERSION: u32 = 0x2008_0522;
-
-#[repr(C)]
-struct CapabilityHeader {
-    version: u32,
-    pid: i32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, Default)]
-struct CapabilityData {
-    effective: u32,
-    permitted: u32,
-    inheritable: u32,
-}
+/// For transparent sockets and marks.
+const CAPABILITIES: CapabilitySet = CapabilitySet::NET_ADMIN.union(CapabilitySet::NET_RAW);
 
 impl Envoy {
     pub(super) fn launch(&self) -> Result<(Child, OwnedFd), EnvoyError> {
@@ -83,10 +68,10 @@ pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Resu
     if let Some(user) = user {
         become_user(user)?;
     }
-    prctl(nix::libc::PR_SET_NO_NEW_PRIVS, 1, 0)?;
+    thread::set_no_new_privs(true)?;
     if let Some(agent) = agent {
         // The change of user clears it.
-        prctl(nix::libc::PR_SET_PDEATHSIG, nix::libc::SIGTERM.unsigned_abs().into(), 0)?;
+        rustix::process::set_parent_process_death_signal(Some(Signal::TERM))?;
         // The parent may have ended before.
         if nix::unistd::getppid() != agent {
             return Err(Errno::ESRCH.into());
@@ -97,33 +82,20 @@ pub(super) fn set_up_process(user: Option<User>, agent: Option<Pid>) -> io::Resu
 
 fn become_user(user: User) -> io::Result<()> {
     // The change of user would drop all capabilities.
-    prctl(nix::libc::PR_SET_KEEPCAPS, 1, 0)?;
-    // SAFETY: no list is passed. The raw call changes only this thread.
-    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setgroups, 0, std::ptr::null::<u32>()) })?;
-    // SAFETY: three numbers are passed.
-    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setresgid, user.gid, user.gid, user.gid) })?;
-    // SAFETY: three numbers are passed.
-    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_setresuid, user.uid, user.uid, user.uid) })?;
-    let bits = CAPABILITIES.iter().fold(0, |bits, capability| bits | 1 << capability);
-    let header = CapabilityHeader { version: CAPABILITY_VERSION, pid: 0 };
-    let mut data = [CapabilityData::default(); 2];
-    // SAFETY: header and data have capget(2)'s layout, and outlive the call.
-    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capget, &raw const header, data.as_mut_ptr()) })?;
+    thread::set_keep_capabilities(true)?;
+    let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    // Of this thread alone: the process has no other one after fork.
+    thread::set_thread_groups(&[])?;
+    thread::set_thread_res_gid(gid, gid, gid)?;
+    thread::set_thread_res_uid(uid, uid, uid)?;
+    let search = thread::capabilities(None)?.permitted & CapabilitySet::DAC_READ_SEARCH;
     // Not inheritable: dropped at exec, after the kernel's search of the path.
-    let until_exec = bits | data[0].permitted & 1 << SEARCH;
-    let data =
-        [CapabilityData { effective: until_exec, permitted: until_exec, inheritable: bits }, CapabilityData::default()];
-    // SAFETY: header and data have capset(2)'s layout, and outlive the call.
-    Errno::result(unsafe { nix::libc::syscall(nix::libc::SYS_capset, &raw const header, data.as_ptr()) })?;
+    let until_exec = CAPABILITIES | search;
+    let sets = CapabilitySets { effective: until_exec, permitted: until_exec, inheritable: CAPABILITIES };
+    thread::set_capabilities(None, sets)?;
     for capability in CAPABILITIES {
         // Ambient, because the program has no file capabilities.
-        prctl(nix::libc::PR_CAP_AMBIENT, 2 /* PR_CAP_AMBIENT_RAISE */, capability.into())?;
+        thread::configure_capability_in_ambient_set(capability, true)?;
     }
-    Ok(())
-}
-
-fn prctl(option: i32, second: u64, third: u64) -> io::Result<()> {
-    // SAFETY: these options take numbers, no pointers.
-    Errno::result(unsafe { nix::libc::prctl(option, second, third, 0u64, 0u64) })?;
     Ok(())
 }

@@ -7,7 +7,7 @@ fn defined(object: &str, uid: &str, row: Option<&str>) -> Defined {
         let row = v1::Namespace { name: object.into(), labels: [("l".to_owned(), content.to_owned())].into() };
         v1::Row { row: Some(v1::row::Row::Namespace(row)) }.encode_to_vec().into_boxed_slice()
     });
-    Defined { object: object.into(), uid: uid.into(), resource_version: "1".into(), row }
+    Defined { object: object.into(), uid: uid.into(), row }
 }
 
 fn apply(table: &mut Table, source: Source, event: Event) {

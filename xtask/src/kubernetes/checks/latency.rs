@@ -136,8 +136,11 @@ impl<'a> Bench<'a> {
             .iter()
             .map(|pod| probe(cluster, pod, &["--port", &PORT.to_string()]))
             .collect::<Result<Vec<_>>>()?;
-        let pairs = servers.iter().zip(&clients);
-        let streams = pairs.map(|(server, client)| stream(cluster, server, client)).collect::<Result<Vec<_>>>()?;
+        // The families alternate.
+        let pairs = servers.iter().zip(&clients).zip([0, 1].into_iter().cycle());
+        let streams = pairs
+            .map(|((server, client), family)| stream(cluster, server, client, family))
+            .collect::<Result<Vec<_>>>()?;
         let bench = Self { cluster, clients, streams, _servers: answering };
         bench.wait(true, now(), &mut Times::default())?;
         Ok(bench)
@@ -166,9 +169,7 @@ fn wait(stream: &Stream, is_up: bool, since: u128, times: &mut Times) -> Result<
     }
 }
 
-fn stream(cluster: &Cluster<'_>, server: &Pod, client: &Pod) -> Result<Stream> {
-    // Alternates families over the nodes.
-    let family = usize::from(client.name.ends_with(|digit: char| digit.is_ascii_digit() && digit != '0'));
+fn stream(cluster: &Cluster<'_>, server: &Pod, client: &Pod, family: usize) -> Result<Stream> {
     let address = server.addresses.get(family).or(server.addresses.first()).context("a pod without addresses")?;
     let to = format!("{}:{PORT}", in_url(address));
     let mut client = probe(cluster, client, &["--to", &to])?;
