@@ -1,7 +1,8 @@
 //! Limits each client's share of the connections to the node's proxies.
 //!
 //! The programs enforce the last count's limits ([`wharf_core::kernel::FlowKernel::limit_proxy_clients`]). An ended
-//! connection frees its place at the next count, which runs sooner after many opens.
+//! connection frees its place at the next count, which therefore runs sooner after many opens: otherwise short
+//! connections would reach the limit.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Explain: a report on an endpoint, container or address, from memory, store and kernel. Parts that miss their
+//! Explain: a report on an endpoint, a container or an address, from memory, store and kernel. Parts that miss their
 //! deadline are named and omitted.
 
 mod address;

@@ -20,7 +20,7 @@ pub const INTERVAL: Duration = Duration::from_secs(10);
 /// Collects expired flows and keeps the usage.
 ///
 /// # Errors
-/// The last usage stays.
+/// The kernel refused; the last usage stays.
 pub async fn collect(kernel: &dyn Kernel, flows: &Flows) -> Result<(), KernelError> {
     let usage = kernel.collect_flows().await?;
     flows.note(Collection { usage, at_unix_ms: clock::unix_ms() });

@@ -28,8 +28,8 @@
 //! | controllers ([`wharf_kit::controller`]), listed in `start_controllers` | time | kernel, status |
 //!
 //! Order of a stop: no new work, answer requests, end operations, end endpoint tasks, unpin prepared sets, close the
-//! store. Endpoints keep their programs and traffic. A restart in place for other pools stops in the same order; then
-//! [`process`] executes the program again.
+//! store. Endpoints keep their programs, so traffic continues. A restart in place for other pools begins with the same
+//! stop; then [`process`] executes the program again.
 
 pub mod addresses;
 pub mod admin;
@@ -355,7 +355,7 @@ struct Started {
     answers: mpsc::Receiver<proxy::dns::Noted>,
 }
 
-/// With a cluster feed, concurrent with the API, because rows of many pods take seconds. The kernel keeps the last
+/// With a cluster feed, this runs beside the API, because the rows of many pods take seconds. Meanwhile, the kernel
 /// keeps the rows of the last agent.
 async fn start_policy(node: &Arc<Node>, started: Started) {
     let (life, tasks) = (&node.life, &node.life.tasks);
@@ -378,6 +378,7 @@ async fn start_policy(node: &Arc<Node>, started: Started) {
     let owned = Arc::clone(life);
     tasks.endpoints.spawn(async move { owned.policy.follow_names(answers, owned.tasks.halt.clone()).await });
     if let Err(why) = start_proxy(&life.config, tasks, proxy) {
+        // Until then, connections with L7 rules are dropped, or pass with `failOpen`.
         tracing::error!("nobody can start an Envoy with this agent's settings until the agent is restarted: {why:#}");
     }
     if let Some(listener) = feed_listener {

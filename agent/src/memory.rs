@@ -113,7 +113,7 @@ fn least_limit(bytes: u64) -> u64 {
 /// of freed pages, and before Linux 6.7 small thread stacks.
 ///
 /// # Errors
-/// A system call filter refuses it.
+/// A filter of system calls refuses it.
 pub fn refuse_huge_pages() -> nix::Result<()> {
     nix::sys::prctl::set_thp_disable(true)
 }

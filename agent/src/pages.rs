@@ -64,6 +64,7 @@ fn man(directory: Option<OsString>) -> anyhow::Result<()> {
     std::fs::write(&file, page).with_context(|| format!("write {}", file.display()))
 }
 
+/// In the order of man-pages(7).
 fn page() -> io::Result<String> {
     let command = command();
     let man = Man::new(command.clone()).section("8").manual("Wharf").date(DATE);

@@ -168,7 +168,7 @@ fn allow_all_files() -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, most, most)
 }
 
-/// Overlapping pools of this node's row are refused, not the start: the row may change. The pools last in use replace
+/// Pools of this node's row that overlap a network of the node are refused, not the start: the row may change. The
 /// pools that were last in use replace them.
 fn check_pools(config: &mut AgentConfig, ipam: &mut Ipam) -> anyhow::Result<()> {
     while let Err(why) = pools::check(config) {

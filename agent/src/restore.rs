@@ -53,7 +53,7 @@ pub struct Unfit {
 /// node keeps its endpoints' gateways.
 ///
 /// # Errors
-/// [`Unfit`], or conflicting pools.
+/// [`Unfit`] without such pools; the pools conflict.
 pub fn with_fitting_pools(
     snapshot: &Snapshot,
     dump: &KernelDump,

@@ -32,7 +32,7 @@ fn more_time() -> impl Fn() + Send {
 /// Takes over endpoints of other ABI versions.
 ///
 /// # Errors
-/// With the remedy; the previous programs are in force.
+/// An endpoint cannot be taken over; the previous programs are in force. Has the remedy.
 pub async fn upgrade(kernel: &LinuxKernel, config: &AgentConfig, snapshot: &Snapshot) -> anyhow::Result<()> {
     let others = kernel.other_versions().await?;
     if others.is_empty() {

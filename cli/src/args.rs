@@ -314,7 +314,7 @@ Examples:
     },
 }
 
-/// Commands for completion scripts and packages. Separate from [`Cli`], because clap's completion scripts would offer
+/// Commands for completion scripts and packages. They are a command line apart: a hidden command of [`Cli`] would be
 /// offered by the completion scripts, which clap makes of all commands.
 #[derive(Debug, Parser)]
 #[command(name = "wharf")]

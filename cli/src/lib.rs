@@ -1,7 +1,7 @@
 //! `wharf`: CLI of a Wharf node.
 //!
 //! `args` parses arguments, `commands` sends requests to the agent, `render` turns answers into text. `debuginfo`,
-//! `policy validate`, `policy import` and `candidates` also read files; `sandbox` works without the agent.
+//! `policy validate`, `policy import` and `candidates` also read files; `sandbox` does not use the agent.
 #![forbid(unsafe_code)]
 
 mod args;

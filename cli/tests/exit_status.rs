@@ -498,6 +498,7 @@ fn an_endpoints_settings_are_changed_in_one_request() {
     assert_eq!(agent.seen(), seen);
 }
 
+/// A proxy with a listener of endpoint 7.
 fn proxy(state: &str) -> Value {
     let serves = state == "serving";
     let listener = json!({

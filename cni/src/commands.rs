@@ -120,7 +120,7 @@ struct Agent<'a> {
 }
 
 impl Agent<'_> {
-    /// The IPAM plugin runs first, for its addresses. A later failure releases the lease; after a kill, the following
+    /// The IPAM plugin runs first: the agent needs the addresses. A later failure releases the lease; after a kill, the
     /// DEL that follows every ADD does.
     async fn add(
         &self,

@@ -124,7 +124,7 @@ impl Ipam {
     fn known(&self, answer: Result<(), Fault>) -> Result<bool, Fault> {
         match answer {
             Ok(()) => Ok(true),
-            // The reference library before CNI 1.1.0 reports an unknown command (4) or missing container (3); some
+            // The reference library before CNI 1.1.0 reports an unknown command (4) or a missing container (3). Some
             // plugins compare versions first (1).
             Err(Fault { code: Code::Delegate(code @ (1 | 3 | 4)), msg, .. })
                 if code != 4 || msg.contains("CNI_COMMAND") =>

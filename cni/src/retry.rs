@@ -89,7 +89,7 @@ impl Streak {
     }
 }
 
-/// The longer of the agent's delay and an exponential backoff, with jitter to spread shims; `None` if a retry is
+/// The longer of the agent's retry delay and an exponential backoff with jitter (shims must not retry together); `None`
 /// when a retry is useless.
 fn wait_after(error: &ClientError, tries: u32, jitter: u8) -> Option<Duration> {
     let ClientError::Api { status, .. } = error else { return None };

@@ -24,7 +24,7 @@ pub fn exceeds(ctx: &TcContext, config: Config, row: u32) -> bool {
         && unsafe { wharf_bandwidth(ctx.skb.skb, direction) } == EXCEEDS
 }
 
-/// Header bytes per further GSO segment (IPv6, TCP); others are overcharged. The container's segment count is not
+/// Header bytes per further GSO segment, for IPv6 with TCP; others are overcharged. The container's segment count is
 /// not trusted.
 const SEGMENT_HEADERS: u64 = 14 + 40 + 20;
 

@@ -175,7 +175,7 @@ fn ipv6(
     to(profile, by_prefix, packet.destination(), packet.hop_limit())
 }
 
-/// The stack ignores frames to other unicast MACs: they must not count as forwarded. Chained endpoints can have
+/// The stack ignores a frame to another unicast MAC, which would count as forwarded. Chained endpoints can have other
 /// neighbours.
 #[inline(always)]
 fn addressed_to_host<T>(profile: Profile, packet: Framed<T>) -> Result<(), DropReason> {

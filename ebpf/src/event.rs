@@ -23,7 +23,7 @@ const UNREAD: u64 = 0;
 /// `BPF_RB_RING_SIZE` of linux/bpf.h, bytes.
 const SIZE: u64 = 1;
 
-/// Sends an event with this counter row's direction and reason. Then the packet goes to endpoint `receiver`; if zero,
+/// Sends an event with this counter row's direction and reason; then the packet goes to endpoint `receiver`, or if zero
 /// the hook returns `action`. Returns the hook's return value; `None` if no event is sent.
 #[inline(always)]
 pub fn emit(ctx: &TcContext, kind: EventKind, row: u32, receiver: u32, action: i32) -> Option<i32> {

@@ -64,7 +64,7 @@ impl Asked {
     }
 }
 
-/// As wide as a [`DropReason`]: in a result with two payload slots, the verifier rejects computations with the
+/// As wide as a [`DropReason`]: a result has one payload slot for both. With two, the verifier rejects computations
 /// with the unwritten one.
 #[repr(u32)]
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -172,7 +172,7 @@ pub fn call(ctx: &TcContext, program: NodeCall, ids: u32) {
     jump(ctx, program);
 }
 
-/// Continues in `established` with a packet counted as forwarded. Words: the container's MAC if from the stack, then
+/// Continues in the node program that finds the flow of a packet already counted as forwarded. Words:
 /// [`Asked::numbers`], after the container's MAC if from the stack. Returns only if the program is missing.
 #[inline(always)]
 pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) {

@@ -1,10 +1,11 @@
 //! Entry of the endpoint programs.
 //!
 //! - Ordinary packets are judged here ([`shortcut`]), counted optimistically as forwarded, and continue in the node
-//!   program for their flow. `deliver` corrects the counters after another verdict, so counters decrease only for a
-//!   denied flow, and for a local packet whose flow takes the stack.
-//! - Other packets go through `deliver` to the node program that judges them, and back. Only `deliver` has that code:
-//!   the verifier walks each program of each endpoint.
+//!   program for their flow. A different verdict returns to `deliver`, which corrects the counters.
+//! - Other packets go through `deliver` to the node program that judges them, and back. Only `deliver` has the code for
+//!   that, because the verifier walks each program of each endpoint.
+//!
+//! Counters thus decrease only for a denied flow, and for a local packet whose flow takes the node's stack.
 
 use aya_ebpf::{bindings::TC_ACT_SHOT, programs::TcContext};
 use wharf_common::{Direction, DropReason, drop_reason::metrics_index, map::NodeCall};

@@ -1,4 +1,4 @@
-//! The object `overlay`: a node may send only its own packets and its containers' to the overlay's device. Uses no maps
+//! The object `overlay`: accepts from another node only packets of that node and its containers. Uses no maps
 //! or library of the other objects: all state goes with the device.
 #![no_std]
 #![no_main]
@@ -29,7 +29,7 @@ static OVERLAY_NODES: LpmTrie<Address, OverlayRow, { OVERLAY_NODES_MAX as usize 
 #[btf_map]
 static OVERLAY_DROPS: PerCpuArray<Counter, { OVERLAY_DROPS_MAX as usize }> = PerCpuArray::new();
 
-/// `linux/if_ether.h`, network byte order.
+/// `ETH_P_IP` and `ETH_P_IPV6` of `linux/if_ether.h`, in network byte order.
 const IPV4: u32 = 0x0800_u16.to_be() as u32;
 const IPV6: u32 = 0x86dd_u16.to_be() as u32;
 /// `ETH_HLEN`.

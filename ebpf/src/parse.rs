@@ -153,7 +153,7 @@ impl Ipv6Address {
         self.bits() == 0
     }
 
-    /// `::/96` or `::ffff:0:0/96` (RFC 4291, 2.5.2 to 2.5.5): invalid on a link. The latter are IPv4 keys of
+    /// `::/96` or `::ffff:0:0/96` (RFC 4291, 2.5.2 to 2.5.5), invalid as destination on a link. The latter are IPv4
     /// keys of `ENDPOINTS`.
     #[inline(always)]
     pub fn is_host_internal(self) -> bool {
@@ -299,7 +299,9 @@ fn bounds(ctx: &TcContext) -> (usize, usize) {
 }
 
 /// Reads a `T` at `offset`: in place in the linear part (much faster), else by helper. `None` when the packet is
-/// shorter. Not for a byte: the compiler then compares with `<`, from which the verifier learns nothing.
+/// shorter.
+///
+/// Not for a byte: the compiler then compares with `<`, from which the verifier learns nothing.
 #[inline(always)]
 pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
     let (start, end) = bounds(ctx);

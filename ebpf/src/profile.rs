@@ -122,7 +122,7 @@ impl Profile {
         unsafe { (&raw const (*self.0).host_mac).cast::<Mac>().read() }
     }
 
-    /// Network byte order.
+    /// `address`: network byte order. False without IPv4.
     #[inline(always)]
     pub fn owns4(self, address: u32) -> bool {
         // SAFETY: as in `epoch`; aligned (asserted above).
@@ -130,6 +130,7 @@ impl Profile {
         address == own && address != 0
     }
 
+    /// False without IPv6.
     #[inline(always)]
     pub fn owns6(self, address: Ipv6Address) -> bool {
         // SAFETY: as in `epoch`; aligned (asserted above).
@@ -138,7 +139,7 @@ impl Profile {
         core::hint::black_box(address.difference(own)) == 0 && own.bits() != 0
     }
 
-    /// Network byte order.
+    /// `address`: network byte order. False without an IPv4 gateway.
     #[inline(always)]
     pub fn has_gateway4(self, address: u32) -> bool {
         // SAFETY: as in `owns4`.
@@ -146,6 +147,7 @@ impl Profile {
         address == gateway && address != 0
     }
 
+    /// False without an IPv6 gateway.
     #[inline(always)]
     pub fn has_gateway6(self, address: Ipv6Address) -> bool {
         // SAFETY: as in `owns6`.

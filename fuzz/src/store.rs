@@ -139,7 +139,7 @@ fn writable(mut snapshot: Snapshot) -> Snapshot {
 /// A line: the table's letter, the key, a space, the value.
 ///
 /// `E 7 {..}` endpoint, `L 10.0.0.7 {..}` lease, `I 7@42 {..}` intent, `R 10.0.0.7 {..}` rest, `F 7 {..}` restore
-/// failure, `Q 7 {..}` quarantined record, `M schema 3` metadata number.
+/// failure, `Q 7 {..}` a record out of service, `M schema 3` a number in the table of the file's own facts.
 struct Row<'a> {
     table: u8,
     key: &'a str,

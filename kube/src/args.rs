@@ -38,7 +38,7 @@ pub struct Args {
 /// Parses a server's address.
 ///
 /// # Errors
-/// Not `http` or `https` with a host and without a query.
+/// It is not `http` or `https` with a host and without a query.
 fn server(text: &str) -> Result<Uri, String> {
     let uri: Uri = text.parse().map_err(|error| format!("it is no URL: {error}"))?;
     let is_web = matches!(uri.scheme_str(), Some("https" | "http"));

@@ -56,7 +56,7 @@ impl Reader {
     /// Decodes an object. `api_version` is that of the list or watch.
     ///
     /// # Errors
-    /// The object exists, but has no row.
+    /// The object exists, and no row can be made from it.
     pub fn read(&self, api_version: &str, object: &RawValue) -> Result<Defined, Unusable> {
         let defined = self.decode(api_version, object)?;
         match defined.row.as_deref().map_or(0, <[u8]>::len) {

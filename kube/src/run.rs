@@ -40,7 +40,7 @@ pub fn log() {
 /// Runs until SIGTERM or SIGINT.
 ///
 /// # Errors
-/// An unusable setting, or a task ends.
+/// A setting cannot be used, or a task ends.
 pub fn main(args: Args) -> anyhow::Result<()> {
     let mut builder = tokio::runtime::Builder::new_multi_thread();
     let runtime = builder.worker_threads(2).enable_all().build().context("start the runtime")?;

@@ -199,7 +199,7 @@ impl Served {
     /// The collection with a query.
     ///
     /// # Errors
-    /// The query is not valid in a URI.
+    /// A text of the query is not allowed in a URI.
     pub fn uri(&self, query: &str) -> Result<Uri, http::Error> {
         Uri::builder().path_and_query(format!("{}?{query}", self.path)).build()
     }

@@ -36,6 +36,19 @@ pub fn until_within<T>(limit: Duration, what: &str, mut ask: impl FnMut() -> Res
     }
 }
 
+/// Probes all of them at the same time, because most probes that must fail wait for their timeout.
+///
+/// # Errors
+/// One of the failed probes.
+pub fn all<T: Send>(of: impl IntoIterator<Item = T>, probe: impl Fn(T) -> Result<()> + Sync) -> Result<()> {
+    thread::scope(|scope| {
+        let probe = &probe;
+        let probes: Vec<_> = of.into_iter().map(|one| scope.spawn(move || probe(one))).collect();
+        let ended = probes.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)));
+        ended.fold(Ok(()), Result::and)
+    })
+}
+
 /// Waits until `observe` gives `expected`.
 ///
 /// # Errors

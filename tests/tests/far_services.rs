@@ -84,8 +84,8 @@ fn talk(mut stream: &TcpStream) -> Result<()> {
 
 /// The client reaches exactly the services of these nodes, also with fragments and segments of the largest size.
 fn must_reach(client: &Container, nodes: &[usize], when: &str) -> Result<()> {
-    for n in [1, FAR] {
-        for address in service(n)? {
+    wait::all([1, FAR], |n| {
+        wait::all(service(n)?, |address| {
             let to = SocketAddr::new(address, PORT);
             if nodes.contains(&n) {
                 echo::tcp(client.space()?, to, 200_000).with_context(|| format!("{when}: {to}"))?;
@@ -94,9 +94,9 @@ fn must_reach(client: &Container, nodes: &[usize], when: &str) -> Result<()> {
             } else {
                 ensure!(!answers(client, to)?, "{when}: {to} answers");
             }
-        }
-    }
-    Ok(())
+            Ok(())
+        })
+    })
 }
 
 /// The network of one address.

@@ -115,10 +115,10 @@ impl Lan {
 
     /// Whether the host behind is answered.
     fn reaches(&self, to: [SocketAddr; 2], expected: bool, when: &str) -> Result<()> {
-        for (source, to) in addresses(HOST)?.into_iter().zip(to) {
+        wait::all(addresses(HOST)?.into_iter().zip(to), |(source, to)| {
             ensure!(asks(self.host.space()?, source, to)? == expected, "{when}: {source} to {to}, expected {expected}");
-        }
-        Ok(())
+            Ok(())
+        })
     }
 }
 

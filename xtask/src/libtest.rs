@@ -21,7 +21,7 @@ use crate::{
 /// Longer than the slowest test.
 const SILENCE: Duration = Duration::from_secs(300);
 
-/// Passes the output through. libtest has no time limit: after [`SILENCE`], the test binary is killed, and cargo
+/// Passes the output through while counting. libtest has no time limit: after [`SILENCE`], the test binary is killed,
 /// and cargo continues.
 pub(crate) fn run(step: &Step, privilege: &Privilege, command: &mut Command) -> Result<(Tally, bool)> {
     step.clear_line();

@@ -191,14 +191,14 @@ pub enum WakeError {
 /// Wakes rested, unused addresses.
 ///
 /// # Errors
-/// The addresses keep resting.
+/// Kernel or store; the addresses keep resting.
 pub async fn wake(addresses: &Addresses) -> Result<(), WakeError> {
     let _turn = addresses.checks.lock().await;
     let rested = lock(&addresses.ipam).rested(clock::unix_ms(), BATCH);
     if rested.is_empty() { Ok(()) } else { check_and_wake(addresses, &rested).await }
 }
 
-/// The store removes rests first: an address leased and released meanwhile begins a new rest, which must stay. Requires
+/// The store removes rests first: an address that is leased and released at once begins a new rest, which must stay.
 /// The caller holds `checks`.
 async fn check_and_wake(addresses: &Addresses, ips: &[IpAddr]) -> Result<(), WakeError> {
     addresses.kernel.end_proxy_connections(ips).await?;

@@ -290,7 +290,7 @@ impl Cluster {
     /// feed keeps those that it neither explains nor replaces.
     ///
     /// # Errors
-    /// Refused file without an earlier good text, or unreadable kernel.
+    /// The file is refused and no earlier text of it is kept; or the kernel cannot be read.
     pub async fn load(&self, boot_id: &str, left: Vec<PeerRoute>) -> Result<(), ClusterError> {
         self.restore_refusals().await;
         if let Some(feed) = &self.feed {
@@ -327,7 +327,7 @@ impl Cluster {
     /// Follows file or feed, and this node's networks. True if nodes or routes may have changed.
     ///
     /// # Errors
-    /// Unreadable kernel; the earlier state stays.
+    /// The kernel cannot be read; the earlier state stays.
     pub async fn look(&self) -> Result<bool, KernelError> {
         if let Some(feed) = &self.feed {
             return self.look_at_feed(feed).await;

@@ -357,7 +357,7 @@ fn content(kept: &Kept) -> io::Result<String> {
 /// For the fuzz target: reads a file's content; returns it as the agent writes it, and the pod CIDRs.
 ///
 /// # Errors
-/// Damaged content, or of another node or version.
+/// The content is damaged, or of another node or version.
 pub fn rewrite(bytes: &[u8], node: &str) -> io::Result<(String, Vec<IpNet>)> {
     let kept = parse(bytes, node)?;
     Ok((content(&kept)?, kept.cidrs))

@@ -188,6 +188,7 @@ async fn a_change_is_kept_before_the_restart_and_the_next_one_waits() {
     assert_eq!((kept.cidrs, kept.previous), (one.clone(), Vec::new()), "there were no pools before");
     assert_eq!(none.decide(&one).await, Decision::Keep, "one restart at a time");
 
+    // Two more pools within 30 s, and a file that cannot be written.
     let two = nets(&["10.2.0.0/24"]);
     let after = own();
     assert!(matches!(after.decide(&two).await, Decision::Wait(_)));

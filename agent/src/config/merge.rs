@@ -58,6 +58,7 @@ fn otlp(url: String) -> Result<String, ConfigError> {
     }
 }
 
+/// `ipv6_off`: why the node has no IPv6.
 pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) -> Result<AgentConfig, ConfigError> {
     let directories = directories_of(&flags, &file)?;
     let from_cluster = flags.pools_from_cluster.or(file.pools_from_cluster) == Some(Switch::On);
@@ -308,6 +309,7 @@ fn source<T>(all: &[IpAddr], family: impl Fn(IpAddr) -> Option<T>) -> Result<Opt
 /// UDP, RFC 7348.
 const VXLAN_PORT: u16 = 4_789;
 const DEFAULT_VNI: u32 = 88;
+/// 24 bits.
 const MAX_VNI: u32 = (1 << 24) - 1;
 
 const MAX_LABELS_TIMEOUT_MS: u64 = 86_400_000;

@@ -144,7 +144,7 @@ pub async fn agent(config: AgentConfig, service: &Path, log: LogFilter) -> anyho
             () = owned.pulses.runtime.keep() => {}
         }
     });
-    // A container deleted without an agent must be gone before it is added again. Without a service, each ADD checks
+    // A container deleted while no agent ran must be gone before it is added again. Without a service, each ADD checks
     // its records.
     let drained = this.drain(Cause::Start).await.map(drop);
     if let Err(why) = &drained {

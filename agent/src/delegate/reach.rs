@@ -116,7 +116,7 @@ impl Delegation {
     /// Polls directory and service, or shares a poll begun after the call.
     ///
     /// # Errors
-    /// Service not reached or invalid answer; a refusal of ADDs is none.
+    /// An unreached service or invalid answer; a refusal of ADDs is none.
     pub async fn look(&self) -> Result<(), String> {
         let began = Instant::now();
         let _asking = self.reach.asking.lock().await;

@@ -130,6 +130,7 @@ impl Service {
     /// Connects later.
     #[must_use]
     pub fn new(socket: &Path) -> Self {
+        // HTTP/2 requires a name.
         let endpoint = Endpoint::from_static("http://delegate")
             .http2_keep_alive_interval(PING)
             .keep_alive_timeout(PONG)
@@ -147,7 +148,7 @@ impl Service {
     /// Attaches a container.
     ///
     /// # Errors
-    /// A Del is owed unless the call [made nothing](CallError::made_nothing).
+    /// As [`CallError`]; a Del is owed unless it [made nothing](CallError::made_nothing).
     pub async fn add(&self, request: v1::AddRequest, limit: Duration) -> Result<Made, CallError> {
         let key = request.key.clone().unwrap_or_default();
         let mut client = self.client.clone();

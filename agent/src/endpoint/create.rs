@@ -271,7 +271,7 @@ fn give_up(task: &EndpointTask, spec: &CreateSpec, reply: &Option<Reply>) -> Opt
     (Instant::now() >= spec.deadline).then_some(CreateCause::Deadline("its deadline passed"))
 }
 
-/// The step is awaited even after the deadline's answer: a kernel call cannot be cancelled, and an undo would miss its
+/// Runs a step. At the deadline the caller is answered, but the step is awaited: a kernel call cannot be cancelled, and
 /// an undo would miss its effects.
 async fn watch(
     task: &mut EndpointTask,

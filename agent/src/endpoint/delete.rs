@@ -46,7 +46,7 @@ use crate::{
 /// When a delete is answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// Endpoints are unreachable and unlisted. Links and records go 15 ms or more later
+    /// Endpoints are unreachable and unlisted. Links and records go 15 ms or more later;
     /// [`crate::node::registry::Registry::settled`] waits for them.
     Unlisted,
     /// Addresses and records are gone.

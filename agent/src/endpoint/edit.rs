@@ -49,7 +49,7 @@ impl EndpointTask {
         }
     }
 
-    /// Takes labels and named ports, whose build follows. False if unchanged. After an error, the consumer of the feed
+    /// Takes labels and named ports of its pod's row; their build follows. False if unchanged. After an error, the
     /// consumer of the feed asks again.
     async fn take_pod_row(&mut self) -> Result<bool, CommandError> {
         let old = self.shared.read(|v| v.record.clone());

@@ -26,7 +26,7 @@ pub async fn observe(network: &NodeNetwork) -> Result<bool, KernelError> {
 /// [`observe`], then applies the MTU to the router's pair and the endpoints that follow it.
 ///
 /// # Errors
-/// Unreadable uplinks, or endpoints that kept their MTU.
+/// The uplinks are unreadable, or endpoints kept their MTU.
 pub async fn follow(life: Arc<Lifecycle>) -> Result<(), String> {
     if observe(&life.network).await.map_err(|e| e.to_string())? {
         life.network.ensure_node().await.map_err(|e| e.to_string())?;

@@ -82,7 +82,10 @@ pub enum LoadError {
 }
 
 /// Loads a set under a new id. The caller keeps the guard until the set is in the table: the audit reports unexplained
-/// pins. A failed cleanup is retried.
+/// pins.
+///
+/// # Errors
+/// No id, or no programs; a failed cleanup is retried.
 pub async fn load(endpoints: &Endpoints, config: &AgentConfig) -> Result<Loaded, LoadError> {
     let id = endpoints.registry.take_id().ok_or(LoadError::NoId)?;
     let guard = endpoints.jobs.working_on(id);

@@ -1,4 +1,4 @@
-//! The health endpoint's process. A dedicated thread starts it: the kernel kills the process when that thread ends
+//! The handle to the health endpoint's process. A dedicated thread starts it: the kernel kills it when that thread ends
 //! (`PR_SET_PDEATHSIG`), and pool threads end when idle.
 
 use std::{

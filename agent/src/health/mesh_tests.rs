@@ -97,6 +97,7 @@ struct World {
 }
 
 impl World {
+    /// With the nodes 0 to `others`, whose probes take this time.
     fn new(others: usize, takes: Duration) -> Self {
         let fake = Fake {
             outcomes: Mutex::default(),
@@ -310,6 +311,7 @@ fn a_family_that_this_nodes_row_lacks_is_not_probed() {
     let skipped: Vec<IpAddr> = peer.skipped.iter().map(|(address, _)| *address).collect();
     assert_eq!(skipped, ips(&["2001:db8::2", "fd00:2::2"]));
     assert_eq!(peer.targets().len(), 2);
+    // IPv6 for the pods over IPv4 between the nodes.
     let pod_cidrs = vec!["fd00:9::/64".parse().expect("CIDR")];
     let peer = peer_of(NodeRow { pod_cidrs, health_addresses: Vec::new(), ..row("a", 5_000) });
     assert_eq!((peer.addresses, peer.health), (ips(&["192.0.2.2"]), ips(&["fd00:2::2"])));

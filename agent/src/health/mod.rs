@@ -1,5 +1,5 @@
 //! The health endpoint: a process in a separate network namespace, attached and probed like a container; and the probes
-//! of other nodes.
+//! of the other nodes.
 //!
 //! | task | inputs | outputs |
 //! |---|---|---|

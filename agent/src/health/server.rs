@@ -1,7 +1,7 @@
 //! The health endpoint's process, `wharf-agent health-endpoint`.
 //!
 //! It enters a new network namespace, listens, drops every capability, reports readiness, and answers `GET /hello`
-//! until its standard input closes. Time, size and number of connections are limited, because containers may connect.
+//! until its standard input closes. Containers may connect too, so time, size and number of connections are limited.
 
 use std::{
     collections::VecDeque,

@@ -76,6 +76,7 @@ mod tests {
 
     #[test]
     fn openmetrics_is_for_who_asks_for_it() {
+        // Prometheus 2 and curl.
         let scraper = "application/openmetrics-text;version=1.0.0;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1";
         assert_eq!(Format::accepted(Some(scraper)), Format::OpenMetrics);
         assert_eq!(Format::accepted(Some("*/*")), Format::Prometheus);

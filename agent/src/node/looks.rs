@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Per purpose. A look runs until the kernel answers, even without its client.
+/// Concurrent reads of one purpose. A read runs until the kernel answers, even without its client.
 pub const LOOKS: usize = 4;
 
 /// Purposes do not wait for each other.
@@ -14,7 +14,7 @@ pub enum Purpose {
     Explanation,
     /// A look-up for each link.
     List,
-    /// A CHECK starts with it.
+    /// One endpoint, as a CHECK reads it first.
     Endpoint,
 }
 

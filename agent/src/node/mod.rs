@@ -1,4 +1,4 @@
-//! State shared by the agent's tasks, and its invariants.
+//! State shared by the agent's tasks.
 
 pub mod aside;
 pub mod clients;

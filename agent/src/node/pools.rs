@@ -18,7 +18,7 @@ impl Lifecycle {
     /// Compares the row's pod CIDRs with the pools in use. Other usable ones restart the agent in place.
     ///
     /// # Errors
-    /// Unreadable kernel, or unwritable file; the pools in use stay.
+    /// The kernel cannot be read, or the pod CIDRs cannot be kept for the next start; the pools in use stay.
     pub async fn follow_row(&self) -> Result<(), String> {
         let Some(own) = self.network.cluster.own_pools() else { return Ok(()) };
         let Some(row) = self.network.cluster.own_pod_cidrs() else { return Ok(()) };

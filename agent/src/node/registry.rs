@@ -160,7 +160,7 @@ impl Registry {
     /// endpoint leaves: the kernel may still have them. IPAM leases most addresses later.
     ///
     /// # Errors
-    /// The other endpoint.
+    /// The other endpoint. IPAM leases most addresses later.
     pub fn insert(&self, handle: Handle) -> Result<(), Taken> {
         let key = interface_key(&handle);
         let addresses: Vec<IpAddr> = addresses_of(&handle).collect();

@@ -9,7 +9,7 @@ use wharf_kit::sync::lock;
 use crate::node::{endpoint::View, error::SourcesRefusal, lifecycle::Lifecycle, registry::Registry};
 
 /// Refuses prefixes that contain addresses of pools, services, other nodes' containers, gateways, the node or endpoints
-/// other than `own`. Two endpoints' prefixes may overlap, for a shared virtual address.
+/// other than `own`. Prefixes of two endpoints may overlap: both may use one virtual address.
 pub(crate) async fn check(
     life: &Lifecycle,
     sources: &SourcePrefixes,

@@ -1,6 +1,6 @@
 //! Stored timelines of endpoints, for `wharf explain`.
 //!
-//! An endpoint's transaction also writes its timeline. A slow batch ([`write()`]) writes the rest and removes old
+//! A transaction of an endpoint also writes its timeline. A slow batch ([`write()`]) writes the rest and removes old
 //! lives; a killed agent loses only entries since the last batch.
 
 use std::{

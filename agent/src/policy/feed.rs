@@ -21,7 +21,7 @@ impl Policy {
     /// with these. Writes no row before [`Policy::start`].
     ///
     /// # Errors
-    /// Container rows do not fit, or lost policies: the caller repeats the changes. The kernel refused:
+    /// Rows of containers do not fit, or the policies are lost: these changes are to be taken again. The kernel
     /// refused: retried by [`Policy::ensure`].
     pub async fn take_feed(&self, own: &str, effects: Effects, complete: Complete) -> Result<(), PolicyError> {
         let Effects { pods, namespaces, policies, .. } = effects;

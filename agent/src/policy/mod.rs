@@ -141,7 +141,8 @@ impl Policy {
     /// Adds or updates an endpoint and its rows.
     ///
     /// # Errors
-    /// As [`Policy::start`]. The endpoint is unchanged; after a kernel failure, [`Policy::ensure`] corrects its rows.
+    /// As [`Policy::start`]. The endpoint is as before for policy; after a failure of the kernel, [`Policy::ensure`]
+    /// corrects its rows.
     pub async fn put_endpoint(&self, record: &EndpointRecord) -> Result<(), PolicyError> {
         let inner = self.lock().await;
         self.realize(inner, Terms::ENDPOINT, vec![Input::Endpoint(record.clone().into())]).await.1
@@ -170,7 +171,7 @@ impl Policy {
     /// Imports all policies of a text, or none.
     ///
     /// # Errors
-    /// Refused text, row or listener, or not saved: nothing has changed. The kernel refused: retried.
+    /// Text, row or listener refused, or saving failed: nothing has changed. The kernel refused: retried.
     pub async fn import(&self, file: &str, text: &str) -> Result<PolicyChange, PolicyError> {
         let (file, text) = (file.to_owned(), text.to_owned());
         let parsed = tokio::task::spawn_blocking(move || Parsed::new(&file, &text));
@@ -181,7 +182,7 @@ impl Policy {
     /// Removes an imported policy.
     ///
     /// # Errors
-    /// Unknown name, a directory's policy, or as [`Policy::import`].
+    /// Unknown, of the directory, or as [`Policy::import`].
     pub async fn delete(&self, name: &PolicyName) -> Result<PolicyChange, PolicyError> {
         self.change(|wanted| wanted.delete(name)).await
     }

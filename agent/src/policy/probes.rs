@@ -96,6 +96,7 @@ fn first(net: &IpNet) -> IpAddr {
 fn is_bound_to_a_link(ip: IpAddr) -> bool {
     match ip {
         IpAddr::V4(ip) => ip.is_broadcast(),
+        // And addresses that embed an IPv4 address.
         IpAddr::V6(ip) => ip.is_unicast_link_local() || ip.to_ipv4_mapped().is_some(),
     }
 }

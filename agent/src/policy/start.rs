@@ -71,7 +71,7 @@ impl Policy {
     /// kernel keeps the earlier rows, and everything except removals of endpoints waits.
     ///
     /// # Errors
-    /// Rows do not fit even without the cluster feed's, or the kernel refused; the earlier rows stay.
+    /// Rows do not fit, also without rows of the cluster feed, or the kernel refused; the earlier rows stay.
     pub async fn start(&self) -> Result<(), PolicyError> {
         let (mut inner, mut result) = self.first_rows().await;
         self.keep_cluster(&mut inner).await;

@@ -88,7 +88,7 @@ fn user(name: &str) -> User {
 /// Checks that Envoy can start; returns why this process cannot check.
 ///
 /// # Errors
-/// It cannot start.
+/// It cannot.
 pub fn check_program(config: &AgentConfig) -> Result<Option<String>, EnvoyError> {
     if config.envoy.is_some() { process(config).check_program() } else { Ok(None) }
 }

@@ -36,7 +36,7 @@ fn refused(port: u16, why: String) -> ProxyError {
     if why.contains("Address already in use") { ProxyError::Taken(port, why) } else { ProxyError::Refused(why) }
 }
 
-/// Removed endpoints that policy still names.
+/// Deleted endpoints, which the listeners leave out until policy forgets them.
 #[derive(Debug, Default)]
 struct Leaving(BTreeSet<(EndpointId, Epoch)>);
 
@@ -64,7 +64,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Without completions.
+    /// With both counts zero.
     #[must_use]
     pub fn new(redirects: Arc<dyn Redirects>) -> Self {
         Self { redirects, pending: AtomicU64::new(0), timed_out: AtomicU64::new(0) }

@@ -117,7 +117,7 @@ async fn lease(node: &Node, request: LeaseRequest, owner: String) -> Answer<(Sta
     Ok((StatusCode::CREATED, Json(IpamAllocation { leases: leases.iter().map(api_lease).collect() })))
 }
 
-/// Releases an address. An unleased pool address is a success; an address of an endpoint, the node or no pool is an
+/// Releases an address. An unleased address of a pool is a success; an address of an endpoint, of the node or of no
 /// pool is an error.
 #[utoipa::path(delete, path = "/v1/ipam/{ip}", tag = "ipam", params(("ip" = String, Path)),
     responses((status = 200, description = "not leased any more"), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 409, body = ApiError), (status = 500, body = ApiError), (status = 503, body = ApiError)))]

@@ -24,7 +24,7 @@ pub async fn list(State(node): State<Arc<Node>>) -> Answer<Json<Vec<BpfMap>>> {
     Ok(Json(maps.into_iter().map(api_map).collect()))
 }
 
-/// A map with its rows; for the ring buffer `EVENTS` its properties. An endpoint's map is `ID.NAME`, such as `7.CONFIG`
+/// One map with its rows; for the ring buffer `EVENTS` its properties. An endpoint's map is `ID.NAME`, such as
 /// `7.CONFIG` (or `7%2FCONFIG`).
 #[utoipa::path(get, path = "/v1/map/{name}", tag = "bpf", params(("name" = String, Path)),
     responses((status = 200, body = BpfMapDump), (status = 400, body = ApiError), (status = 404, body = ApiError), (status = 422, body = ApiError), (status = 500, body = ApiError)))]
@@ -55,6 +55,7 @@ fn no_such(name: &str, maps: &[MapInfo]) -> Failure {
         .hint(&format!("there are {}; `wharf bpf map list` shows them", names.join(", ")))
 }
 
+/// `GET /v1/monitor` shows the buffer's events.
 fn events(node: &Node) -> BTreeMap<String, String> {
     let facts = [
         ("bytes", u64::from(EVENTS_BYTES)),

@@ -21,7 +21,7 @@ use crate::{
 
 /// Most problems in a report.
 const MAX_PROBLEMS: usize = 64;
-/// A failure that lasts this long makes the node unready, and a producer keeps pods away from it. The agent repairs
+/// A failure that lasts so long makes the node unready. The agent repairs shorter ones, and a producer keeps pods away
 /// from a node that is not ready.
 const LASTING: Duration = Duration::from_secs(30);
 /// Their failures make the node unready.

@@ -219,6 +219,7 @@ fn millis(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
+/// `12 s`; `340 ms` below two seconds.
 fn seconds(time: Duration) -> String {
     if time < Duration::from_secs(2) { format!("{} ms", time.as_millis()) } else { format!("{} s", time.as_secs()) }
 }

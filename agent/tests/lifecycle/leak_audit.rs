@@ -54,7 +54,7 @@ fn an_audit_asks_the_kernel_once_about_each_endpoint_and_dumps_it_once() {
             Reconcile::default().run(&agent.life, &agent.node.audit_findings).await.expect("audit");
             let mut called: Vec<_> = agent.kernel.call_log().into_iter().map(|(op, _)| op).collect();
             called.retain(|op| *op != Op::ObserveEndpoint);
-            assert_eq!(called, [Op::Dump, Op::ObserveNode, Op::ObserveNetworks]);
+            assert_eq!(called, [Op::Dump, Op::CallSlots, Op::ObserveNode, Op::ObserveNetworks]);
             assert_eq!(agent.kernel.call_log().len(), called.len() + count);
         }
     });

@@ -142,7 +142,7 @@ Examples:
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum EndpointSetting {
-    /// In place of the node's mode.
+    /// Policy enforcement, which overrides the node's mode.
     Enforcement(Enforcement),
     /// `None` removes it. The agent checks the name.
     Port(String, Option<NamedPort>),
@@ -174,6 +174,7 @@ impl std::str::FromStr for EndpointSetting {
     }
 }
 
+/// Parses `80/tcp`.
 fn parse_named_port(text: &str) -> Option<NamedPort> {
     let (port, protocol) = text.split_once('/')?;
     let protocol = Protocol::ALL.into_iter().find(|known| known.to_string() == protocol)?;

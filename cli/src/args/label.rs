@@ -210,7 +210,7 @@ fn each_once(changes: &[LabelChange]) -> Result<(), BadLabel> {
     Ok(())
 }
 
-/// Applies changes to `source:key=value` labels. A label without a source keeps the source of the current label, or
+/// The labels of an endpoint (`source:key=value`) after the changes. A label without a source keeps the source of the
 /// endpoint's label with that key; a new label gets `k8s`.
 pub(crate) fn changed(labels: &[String], changes: Vec<LabelChange>) -> Vec<String> {
     // The agent adds its reserved labels.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A BPF map.
+/// Element of the body of `GET /v1/map`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BpfMap {
     /// `ENDPOINTS`, or `<endpoint id>/CONFIG` (in `GET /v1/map/{name}` also `1.CONFIG`).
@@ -20,7 +20,7 @@ pub struct BpfMap {
     pub memlock_bytes: u64,
 }
 
-/// A map with its rows.
+/// Body of `GET /v1/map/{name}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct BpfMapDump {
     /// The map.

@@ -117,7 +117,11 @@ impl Client {
         self.get(query.after("/v1/endpoint".into())).await
     }
 
-    /// `GET /v1/endpoint/{id}`. Errors: 404.
+    /// `GET /v1/endpoint/{id}`. An id, here and below, is a number, or a name prefixed with `container-id:`,
+    /// `cni-attachment-id:`, `pod-name:`, `ipv4:` or `ipv6:`. The client escapes it, so any text is allowed.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; 404: no such endpoint.
     pub async fn endpoint(&self, id: &str) -> Result<Endpoint, ClientError> {
         self.get(endpoint_path(id, "")).await
     }
@@ -132,7 +136,11 @@ impl Client {
         self.send(Method::PATCH, endpoint_path(id, ""), patch).await
     }
 
-    /// `DELETE /v1/endpoint/{id}`. A 206 is a success with [`DeleteResult::errors`]. Errors: 404.
+    /// `DELETE /v1/endpoint/{id}`. Both 200 and 206 are success; after a 206 [`DeleteResult::errors`] lists the
+    /// failed steps.
+    ///
+    /// # Errors
+    /// See [`ClientError`]; 404: no such endpoint.
     pub async fn delete_endpoint(&self, id: &str, query: &DeleteQuery) -> Result<DeleteResult, ClientError> {
         self.delete(delete_query(query).after(endpoint_path(id, ""))).await
     }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// The cluster as this node sees it.
+/// Body of `GET /v1/cluster`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterView {
     /// Name of this node.
@@ -133,7 +133,7 @@ pub struct ClusterPodsQuery {
     pub limit: Option<u32>,
 }
 
-/// Pods of the cluster feed.
+/// Body of `GET /v1/cluster/pods`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ClusterPods {
     /// Number of pods that match.

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use wharf_names::endpoint::Enforcement;
 
-/// Settings of the agent.
+/// Body of `GET|PATCH /v1/config`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentConfigView {
     /// Effective settings, by flag name.
@@ -58,7 +58,7 @@ pub enum LogFormat {
     Json,
 }
 
-/// Changes of settings.
+/// Body of `PATCH /v1/config`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct AgentConfigPatch {

@@ -20,7 +20,7 @@ pub use wharf_names::{
 
 use crate::{DelegatedEndpoint, Finding, Health};
 
-/// Request for a new endpoint.
+/// Body of `PUT /v1/endpoint/{id}`: everything that an ADD needs.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointCreate {
@@ -80,8 +80,8 @@ pub struct EndpointCreate {
     /// Bandwidth limits.
     #[serde(default, skip_serializing_if = "Bandwidth::is_unlimited")]
     pub bandwidth: Bandwidth,
-    /// Additional source prefixes of the container, without host bits. They contain no address of pools, services, the
-    /// node or its endpoints.
+    /// Prefixes that the container may use as sources besides its addresses, without host bits, at most 8 of both
+    /// families together. They contain no address of pools, services, the node and its endpoints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>, max_items = 8)]
     pub source_prefixes: Vec<IpNet>,
@@ -95,7 +95,8 @@ pub struct EndpointCreate {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>, max_items = 2)]
     pub gateways: Vec<IpAddr>,
-    /// Destinations through the gateways; everything when absent, nothing when empty.
+    /// Destinations that the container reaches through its gateways, at most 64; everything when absent, nothing when
+    /// empty.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 64)]
     pub routes: Option<Vec<ContainerRoute>>,
@@ -145,7 +146,7 @@ impl Bandwidth {
 pub struct BandwidthLimit {
     /// Bits per second; 0 for no limit.
     pub rate: u64,
-    /// Burst in bits; derived from the rate for 0 and for the very large values with which runtimes express no
+    /// Burst in bits. 0, and the very large numbers that runtimes send for no preference, mean a burst derived from
     /// the rate.
     #[serde(default)]
     pub burst: u64,
@@ -213,7 +214,7 @@ pub struct Endpoint {
     pub mtu: u32,
     /// Address pool; empty with another IPAM.
     pub pool: String,
-    /// Type of the CNI IPAM plugin that leased and releases the addresses; absent when the agent or an API caller
+    /// Type of the CNI IPAM plugin that leased its addresses and releases them; absent when the agent or an API
     /// caller leased them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ipam: Option<String>,
@@ -319,7 +320,7 @@ pub struct EndpointLogEntry {
     pub message: String,
 }
 
-/// Health of an endpoint.
+/// Body of `GET /v1/endpoint/{id}/healthz`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointHealth {
     /// Worst of the parts.
@@ -343,18 +344,18 @@ pub struct EndpointHealth {
     pub self_check: crate::SelfCheck,
 }
 
-/// Changes of an endpoint.
+/// Body of `PATCH /v1/endpoint/{id}`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointPatch {
-    /// New labels, `source:key=value`, instead of the current ones. A change of identity regenerates.
+    /// New labels (replace all), `source:key=value`, at most 256; a change of identity regenerates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(max_items = 256, example = json!(["k8s:app=web"]))]
     pub labels: Option<Vec<String>>,
     /// Trace forwarded packets.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trace: Option<bool>,
-    /// Policy enforcement: `always` in both directions, `never`, or `default` as the node. The node's mode `never`
+    /// Enforcement of policy for this endpoint: `always`, in both directions; `never`, no policy applies; `default`
     /// follows the node's mode. The node's mode `never` takes precedence.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy_enforcement: Option<Enforcement>,
@@ -379,7 +380,7 @@ fn named_port_changes() -> Object {
     ObjectBuilder::new().additional_properties(Some(Schema::OneOf(either))).examples([example]).build()
 }
 
-/// Labels of an endpoint.
+/// Body of `GET /v1/endpoint/{id}/labels`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointLabels {
     /// All labels, sorted.
@@ -390,7 +391,7 @@ pub struct EndpointLabels {
     pub identity: u32,
 }
 
-/// Settings of an endpoint.
+/// Body of `GET /v1/endpoint/{id}/config`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointConfigView {
     /// Desired settings.
@@ -424,7 +425,8 @@ pub struct DeleteResult {
     /// In delegated mode: the service does not answer; the delete has a durable record.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub deferred: bool,
-    /// Unlisted endpoints that a GC kept: another runtime added them and their network namespaces exist.
+    /// Of `POST /v1/gc`: unlisted endpoints that stay, because another runtime added them and their network
+    /// namespaces still exist.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub kept: Vec<KeptEndpoint>,
 }
@@ -438,7 +440,7 @@ pub struct KeptEndpoint {
     pub runtime: String,
 }
 
-/// Garbage collection: deletes unlisted attachments of `network`, except attachments of another runtime whose network
+/// Body of `POST /v1/gc`: deletes every attachment of `network` that is not listed, except those that another runtime
 /// added and whose network namespace still exists.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -487,7 +489,7 @@ pub struct EndpointFilter {
     pub pod_name: Option<String>,
 }
 
-/// Conditions of a delete.
+/// Query of `DELETE /v1/endpoint/{id}` and `DELETE /v1/endpoint`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]

@@ -1,4 +1,4 @@
-//! Explanations and the agent's log.
+//! Bodies of `GET /v1/explain/{subject}` and `GET /v1/log`.
 
 use std::net::IpAddr;
 
@@ -29,7 +29,7 @@ pub enum SubjectKind {
     Unknown,
 }
 
-/// Explanation of a subject.
+/// Body of `GET /v1/explain/{subject}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Explanation {
     /// The subject as understood.
@@ -144,7 +144,7 @@ pub struct Candidate {
     pub what: String,
 }
 
-/// The last lines of the agent's log.
+/// Body of `GET /v1/log`: the last lines of the agent's log.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentLog {
     /// Lines, oldest first.

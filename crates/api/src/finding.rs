@@ -62,7 +62,7 @@ pub struct Finding {
     pub repair: Option<String>,
 }
 
-/// Result of an audit.
+/// Body of `GET|POST /v1/audit`; POST repairs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AuditReport {
     /// Mismatches; empty when healthy.

@@ -11,7 +11,7 @@ pub const FLOWS_DEFAULT: u32 = 1_000;
 /// Largest limit of `GET /v1/bpf/ct`, about 3 MiB of JSON.
 pub const FLOWS_MOST: u32 = 10_000;
 
-/// Filters of flows; all must match.
+/// Query of `GET` and `DELETE /v1/bpf/ct`; all filters must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -59,7 +59,7 @@ impl FromStr for AddressRange {
     type Err = NoAddress;
 
     fn from_str(text: &str) -> Result<Self, NoAddress> {
-        // Flows have IPv4-mapped addresses only as IPv4.
+        // `::ffff:192.0.2.7` is the IPv4 address: flows have only that form.
         let one = |_| text.parse::<IpAddr>().map(|ip| IpNet::from(ip.to_canonical()));
         text.parse::<IpNet>().or_else(one).map(Self).map_err(|_| NoAddress)
     }
@@ -208,7 +208,7 @@ pub struct FlowList {
     pub more: u64,
 }
 
-/// Result of removing flows.
+/// Body of the answer to `DELETE /v1/bpf/ct`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct FlowsRemoved {
     /// Removed flows.

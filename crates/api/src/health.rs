@@ -1,4 +1,4 @@
-//! Health endpoints of the nodes, and probes by this node.
+//! Body of `GET /v1/health`: health endpoints of the nodes, and their probes by this node.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -159,7 +159,7 @@ pub struct NodeHealth {
     pub probes: Vec<ProbeStatus>,
 }
 
-/// Health endpoints of the cluster.
+/// Body of `GET /v1/health`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct HealthReport {
     /// The local node, then other nodes by name.

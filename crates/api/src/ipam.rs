@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// Request for addresses.
+/// Body of `POST /v1/ipam`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IpamAllocate {
@@ -13,7 +13,7 @@ pub struct IpamAllocate {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(pattern = "^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length = 253, example = "default")]
     pub pool: Option<String>,
-    /// Both families when absent.
+    /// `ipv4`, `ipv6`, or both when absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub family: Option<IpFamily>,
     /// Owner of the lease.
@@ -31,7 +31,7 @@ pub enum IpFamily {
     Ipv6,
 }
 
-/// Result of an allocation.
+/// Answer of `POST /v1/ipam`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IpamAllocation {
     /// None, or one of each family.
@@ -52,7 +52,7 @@ pub struct IpamLease {
     pub since_unix_ms: u64,
 }
 
-/// Pools and leases.
+/// Body of `GET /v1/ipam`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IpamView {
     /// Pools with their fill.

@@ -48,7 +48,7 @@ pub const DEFAULT_SOCKET: &str = "/run/wharf/wharf.sock";
 /// Header with the CNI command of a request, as JSON (`wharf_handover::command`); the agent counts the command.
 pub const COMMAND_HEADER: &str = "wharf-cni-command";
 
-/// Header with the deadline of a [`client::Client`] request, milliseconds of CLOCK_BOOTTIME. A request read later
+/// Header of each request of [`client::Client`]: the caller's deadline, milliseconds of CLOCK_BOOTTIME. A request
 /// that the agent reads later changes nothing.
 pub const UNTIL_HEADER: &str = "wharf-until";
 

@@ -34,7 +34,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
 /// A list of objects, for `#[serde(deserialize_with)]`.
 ///
 /// # Errors
-/// Errors of the deserializer, or an element that is not an object.
+/// The deserializer's errors, or an element that is not an object.
 pub fn list<'de, T: Deserialize<'de>, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<T>, D::Error> {
     Ok(Vec::<Object<T>>::deserialize(deserializer)?.into_iter().map(|o| o.0).collect())
 }

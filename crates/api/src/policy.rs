@@ -15,7 +15,7 @@ pub const POLICY_TEXT_MOST: usize = 4 << 20;
 /// Most prefixes listed in a [`PolicyRow`].
 pub const POLICY_ROW_PEERS_MOST: usize = 16;
 
-/// Policies and their state.
+/// Body of `GET /v1/policy`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyList {
     /// Revision that the agent has accepted.
@@ -89,7 +89,7 @@ pub struct PolicyInfo {
     pub endpoints: Vec<u16>,
 }
 
-/// Policies to import.
+/// Body of `PUT /v1/policy`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyImport {
@@ -122,7 +122,7 @@ impl PolicyChange {
     }
 }
 
-/// Kind and name of one policy, or `all`.
+/// Query of `DELETE /v1/policy`: kind and name of one policy, or `all`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -140,7 +140,7 @@ pub struct PolicyDeleteQuery {
     pub all: Option<bool>,
 }
 
-/// Protocol of an explained packet.
+/// Protocol of the packet in `GET /v1/policy/explain`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum PolicyProtocol {
@@ -180,7 +180,7 @@ impl PolicyProtocol {
     }
 }
 
-/// First packet of a flow.
+/// Query of `GET /v1/policy/explain`: the first packet of a flow.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, utoipa::IntoParams)]
 #[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -193,7 +193,7 @@ pub struct PolicyExplainQuery {
     pub to: String,
     /// TCP by default.
     pub protocol: Option<PolicyProtocol>,
-    /// Destination port, or ICMP type (0 to 255); default 0.
+    /// Destination port; for ICMP and ICMPv6 the type, 0 to 255. Default 0.
     #[param(maximum = 65535, example = 443)]
     pub port: Option<u16>,
 }
@@ -219,7 +219,7 @@ impl PolicyVerdict {
     }
 }
 
-/// Verdict of the kernel's rows.
+/// Body of `GET /v1/policy/explain`: the verdict of the rows in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct PolicyExplanation {
     /// Verdict of both ends: deny if one end denies, or redirects to a proxy that does not serve the flow.
@@ -278,7 +278,7 @@ pub struct PolicyRule {
     pub field: String,
 }
 
-/// Policy of an endpoint.
+/// Body of `GET /v1/endpoint/{id}/policy`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct EndpointPolicy {
     /// Endpoint id.
@@ -332,7 +332,7 @@ pub struct PolicyRow {
     pub bytes: u64,
 }
 
-/// A namespace with labels.
+/// A namespace with labels: element of `GET /v1/namespace`, answer of `PUT /v1/namespace/{name}`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Namespace {
     /// Name.
@@ -342,7 +342,7 @@ pub struct Namespace {
     pub labels: BTreeMap<String, String>,
 }
 
-/// New labels of a namespace.
+/// Body of `PUT /v1/namespace/{name}`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NamespaceLabels {

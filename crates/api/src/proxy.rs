@@ -1,4 +1,4 @@
-//! The L7 proxy.
+//! Body of `GET /v1/proxy`.
 
 use std::net::IpAddr;
 
@@ -44,7 +44,7 @@ pub struct ProxyRequests {
     pub failed: u64,
 }
 
-/// The proxy of the node.
+/// Body of `GET /v1/proxy`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ProxyView {
     /// State of Envoy.
@@ -120,7 +120,7 @@ pub struct ProxyListener {
     /// `ingress` (to the endpoints) or `egress` (from them).
     #[schema(example = "ingress")]
     pub direction: String,
-    /// Allowed requests: `GET /public...`, `TLS to example.com`, `DNS of *.example.com`. Header values are omitted as
+    /// Allowed requests in words: `GET /public...`, `TLS to example.com`, `DNS of *.example.com`. Header values are
     /// omitted because they may be secrets.
     pub passes: Vec<String>,
     /// Whether connections pass uninspected, instead of being dropped, while no proxy serves (`failOpen`).

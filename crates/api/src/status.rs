@@ -1,4 +1,4 @@
-//! Status of the agent.
+//! Body of `GET /v1/healthz`: all data of `wharf status`.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -19,7 +19,7 @@ pub struct ComponentStatus {
     /// Age of this status in milliseconds while the component does not answer. Health is then at least degraded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_ms: Option<u64>,
-    /// Health for readiness, without containers that exhaust their shares of the node's pools; absent when equal to
+    /// Health that readiness follows: ignores containers that use up their shares of the node's pools. Absent when
     /// equal to `health`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub without_containers: Option<Health>,
@@ -45,7 +45,7 @@ impl ComponentStatus {
     }
 }
 
-/// Verdict for scripts, as `wharf status --brief` prints it.
+/// Verdict for scripts: the word of `wharf status --brief` and `GET /v1/healthz?brief=true`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Verdict {
@@ -324,7 +324,7 @@ pub struct ProxyStatus {
     pub name_addresses: u64,
 }
 
-/// Agent status. HTTP status 200 while serving, otherwise 503.
+/// Body of `GET /v1/healthz`: all data of `wharf status`. Status 200 while the agent serves, else 503.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AgentStatus {
     /// Worst of the components.

@@ -29,7 +29,7 @@ use crate::{
 /// Consecutive failed probes that refuse a path.
 pub const FAILURES: u32 = 3;
 
-/// Consecutive failed probes that end a trial. The other node answers by the overlay only during its own trial, which
+/// Failed probes in a row that end a trial. The other node answers by the overlay only during its own trial, which
 /// begins at another time, or after its verdict.
 const TRIAL_FAILURES: u32 = 8;
 
@@ -85,7 +85,7 @@ enum Verdict {
 struct Known {
     row: NodeRow,
     state: State,
-    /// In this state.
+    /// Verdict of each path since the state began.
     paths: BTreeMap<Path, Verdict>,
     /// Trials without an answer.
     trials: u32,

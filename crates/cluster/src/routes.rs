@@ -42,7 +42,7 @@ pub enum Unrouted {
 }
 
 impl Unrouted {
-    /// This node or hosts on its links may have addresses in the CIDR. Otherwise, another program's route may reach the
+    /// Addresses in the CIDR are this node's or of hosts on its links. A route of others to the CIDR may lead to the
     /// same containers.
     #[must_use]
     pub const fn is_conflict(&self) -> bool {

@@ -50,7 +50,7 @@ pub struct Event {
     pub source: [u8; 16],
     /// Like `source`.
     pub destination: [u8; 16],
-    /// Source port (TCP, UDP), type and code (ICMP, ICMPv6) or operation (ARP), network byte order; zero in later
+    /// Source port (TCP, UDP), type and code (ICMP, ICMPv6), or operation (ARP); network byte order. Zero in later
     /// fragments.
     pub source_port: [u8; 2],
     /// Destination port (TCP, UDP) or zero; network byte order.

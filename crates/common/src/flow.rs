@@ -72,7 +72,7 @@ pub struct FlowRow {
     /// [`crate::map::ADDRESS_GENERATIONS`]. None decreases, so an equal sum means no change. Zero before any policy,
     /// and for a UDP flow that an open rule passes.
     pub generation: u32,
-    /// The rule that passed the flow, preferably the receiver's, or zero; with [`crate::policy::BY_SERVICE`]; or
+    /// The rule that passed it, preferably the receiver's; zero for none, or with [`crate::policy::BY_SERVICE`], or
     /// [`crate::policy::UNDECIDED`].
     pub rule: u32,
 }
@@ -119,7 +119,7 @@ pub const ICMP: u8 = 1;
 /// IANA number.
 pub const ICMPV6: u8 = 58;
 
-/// No transport header. Also the number of IPv6's hop-by-hop header, which is skipped.
+/// No transport header. IPv6 uses this number for the hop-by-hop header, which is skipped; IPv4 reserves it.
 pub const UNKNOWN_TRANSPORT: u8 = 0;
 
 /// TCP flag (RFC 9293, 3.1): closes the sender's direction.

@@ -1,8 +1,8 @@
 //! Types shared byte for byte by BPF programs and user space.
 //!
-//! All are `#[repr(C)]` with explicit padding: offsets agree, and map keys have no uninitialised byte. Addresses and
-//! ports are in **network byte order**, other integers in host order. A change of a layout, a map's kind, its rows'
-//! meaning or a reason's number changes [`ABI_VERSION`].
+//! All are `#[repr(C)]` with explicit padding: x86-64 and BPF agree on offsets, and map keys have no uninitialised
+//! byte. Addresses and ports are in **network byte order**, other integers in host order. A change of a layout, a map's
+//! kind, its rows' meaning or a reason's number changes [`ABI_VERSION`].
 #![no_std]
 
 #[cfg(feature = "user")]
@@ -36,7 +36,7 @@ pub use test_packet::TestReport;
 /// | 5 | [`map::SOURCES`], [`map::FLAG_SOURCES`], [`flow::FLOW_PREFIX`] |
 /// | 6 | [`map::ADDRESS_GENERATIONS`]; [`map::IPCACHE`] has four times the rows |
 ///
-/// Feature `next-abi` builds the next version for upgrade tests, with another layout of [`map::CONFIG`]. User space
+/// The feature `next-abi` builds the next version for upgrade tests, with another layout of [`map::CONFIG`]. User space
 /// reads the version from `abi`.
 pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
 

@@ -17,7 +17,8 @@ pub const PROFILES: &str = "PROFILES";
 pub const EVENTS: &str = "EVENTS";
 /// LRU hash, [`StackPathKey`] to [`StackPathRow`]. A row per pair and service: no flood of flows evicts it.
 pub const STACK_PATHS: &str = "STACK_PATHS";
-/// Array of epochs by endpoint id, of endpoints with rows in [`STACK_PATHS`]; others skip the lookup.
+/// Array by endpoint id, of endpoints with rows in [`STACK_PATHS`]; others skip the lookup. Low half: epoch; high half:
+/// tick of the latest new row (zero by earlier programs).
 pub const STACK_USERS: &str = "STACK_USERS";
 /// Hash, host ifindex (`u32`) to [`SourcesRow`], for endpoints with [`FLAG_SOURCES`].
 pub const SOURCES: &str = "SOURCES";

@@ -18,7 +18,7 @@ pub struct PeerRow {
     pub class: u32,
 }
 
-/// Bit of an egress rule set's number: the set has a rule that denies, so packets to a service get both marks of
+/// Bit of the number of a rule set of egress with a rule that denies: packets to a service that pass have both marks of
 /// services.
 pub const SET_DENIES: u32 = 1 << 31;
 
@@ -51,7 +51,7 @@ pub const MARK_PROXIED_INGRESS: u32 = 1 << 9;
 /// With [`MARK_TO_PROXY`]: a program turned the packet back, after connection tracking.
 pub const MARK_TURNED: u32 = 1 << 10;
 /// With [`MARK_TO_PROXY`], for a listening socket (TCP until the connection's socket is known, every UDP packet): shift
-/// of its port, network byte order. The nftables table clears the port before routing, or drops the packet.
+/// of the port, network byte order. The node's nftables table clears it before routing, or drops the packet.
 pub const MARK_PORT_SHIFT: u32 = 16;
 
 /// The node's [`PeerRow::identity`]: its probes pass under any policy.

@@ -1,8 +1,8 @@
 //! Test packets: recognition, and place of the verdict.
 //!
 //! `BPF_PROG_TEST_RUN` builds its packet on the loopback interface of the caller's network namespace
-//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c) and returns `__sk_buff.cb`, where programs write the verdict. Packets
-//! on hooks come from a veth, so no sender can forge a test packet.
+//! (`bpf_prog_test_run_skb`, net/bpf/test_run.c), then copies `__sk_buff.cb` to the caller. Programs write the verdict
+//! there, and to no map. A packet on a hook comes from a veth, so no sender can forge a test packet.
 
 use crate::{Direction, DropReason};
 

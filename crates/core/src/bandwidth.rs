@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// Bits: 4 GiB, as in the CNI reference plugin.
 const MAX_BURST: u64 = 8 << 32;
 /// Placeholder bursts, bits: the largest 32-bit numbers (kubelet, containerd) and 4 GiB (CRI-O). CNI requires a burst
-/// with a rate.
+/// with a rate; these would not limit for minutes.
 const NO_WISH: [u64; 3] = [i32::MAX as u64, u32::MAX as u64, u32::MAX as u64 * 8];
 /// Milliseconds at the rate. TCP retransmits after up to 200 ms; the traffic until then must fit.
 const DEFAULT_BURST_MS: u64 = 250;

@@ -114,7 +114,7 @@ pub struct Withheld {
 pub struct PoolUsage {
     /// Pool.
     pub pool: PoolName,
-    /// IPv6, else IPv4.
+    /// Whether the family is IPv6.
     pub v6: bool,
     /// Of that family.
     pub cidrs: Vec<IpNet>,
@@ -162,7 +162,7 @@ pub struct Ipam {
     by_container: HashMap<ContainerId, BTreeSet<IpAddr>>,
     withheld: Vec<Withheld>,
     rest_ms: u64,
-    /// Latest time of a caller, Unix epoch.
+    /// Latest time that a caller has passed, Unix epoch.
     latest_ms: u64,
     turns: u64,
 }

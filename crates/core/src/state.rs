@@ -1,4 +1,6 @@
-//! The endpoint's state machine: one exhaustive, pure `step`, for record and replay. A test compares this code with the
+//! The endpoint's state machine: one exhaustive, pure `step`.
+//!
+//! Time is an argument and work is returned as [`Action`]s, for record and replay. A test compares this code with the
 //! checked-in table (`snapshots/`) and diagram (`docs/endpoint-states.md`).
 
 use std::fmt;

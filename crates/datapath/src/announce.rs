@@ -258,10 +258,10 @@ fn advertise(address: IpAddr, link: &OnLink) -> nix::Result<()> {
         IpAddr::V6(a) => {
             let socket = socket(AddressFamily::Inet6, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::IcmpV6)?;
             setsockopt(&socket, sockopt::Ipv6MulticastHops, &255)?;
-            // The kernel fills in checksum and source. Flags: router, override.
+            // Type 136; the kernel fills in checksum and source. Flags: router, override.
             let mut packet = vec![136, 0, 0, 0, 0xa0, 0, 0, 0];
             packet.extend(a.octets());
-            // Target link-layer address.
+            // Target link-layer address, 8 bytes.
             packet.extend([2, 1]);
             packet.extend(link.mac.0);
             let all_nodes = SocketAddrV6::new(Ipv6Addr::new(0xff02, 0, 0, 0, 0, 0, 0, 1), 0, 0, link.ifindex.0);

@@ -323,6 +323,7 @@ fn stand_behind(connection: &mut Connection, in_the_way: Vec<Route>, record: &En
     Ok(there)
 }
 
+/// EACCES: `disable_ipv6` is set.
 fn ipv6_is_off(refusal: &Refusal) -> bool {
     refusal.is(libc::EACCES) || refusal.is(libc::EAFNOSUPPORT) || refusal.is(libc::EOPNOTSUPP)
 }

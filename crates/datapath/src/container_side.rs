@@ -19,7 +19,7 @@ use crate::{
 
 const OPERATION: &str = "remove link by the container's side";
 
-/// Keeps a link that differs from the record, or whose peer is in the node's namespace: its name and mark named another
+/// Deletes the pair if namespace, index and MAC address are the recorded ones. Keeps a link whose peer is in the node's
 /// namespace: its name and mark named another endpoint.
 pub(crate) fn remove(thread: &NetnsThread, side: &ContainerSide) -> Result<()> {
     let subject = || format!("index {} in {}", side.ifindex, side.netns.path.display());

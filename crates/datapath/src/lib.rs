@@ -60,7 +60,7 @@ pub use program_log::ProgramLog;
 /// Protocol number of Wharf's routes and proxy neighbours (`ip route show proto 87`).
 pub const ROUTE_PROTOCOL: u8 = 87;
 
-/// Protocol number of routes to containers of other nodes.
+/// Protocol number of Wharf's routes to containers of other nodes (`ip route show proto 88`).
 pub const PEER_PROTOCOL: u8 = 88;
 
 /// Name of the interface with the router addresses.

@@ -58,7 +58,7 @@ pub struct OpenOptions {
     pub attach_mode: Option<AttachMode>,
 }
 
-/// The kernel, in the opening thread's network namespace. Calls need that namespace and a tokio runtime. Clones share
+/// The kernel, in the network namespace of the opening thread. Calling threads must be in that namespace and in a tokio
 /// runtime. Clones share one state.
 #[derive(Clone)]
 pub struct LinuxKernel {
@@ -73,7 +73,8 @@ struct Inner {
     netns: NetnsThread,
     reaper: Reaper,
     /// Whether policy has redirects: the last argument of [`PolicyKernel::ensure_way_to_proxy`], else the first node
-    /// specification's value. Locked, on blocking threads, while the way to the proxy changes.
+    /// specification's value (later ones may be stale). Locked, on threads that may block, while the way to the proxy
+    /// changes.
     redirects: Mutex<Option<bool>>,
     events_taken: Arc<AtomicBool>,
     log_taken: Arc<AtomicBool>,
@@ -131,11 +132,11 @@ impl LinuxKernel {
         self.blocking("list pins", |k| k.bpf.other_versions()).await
     }
 
-    /// Takes over endpoints from other ABI versions and removes their pins, except for `keep`. Repeatable, also after a
+    /// Takes over endpoints from other ABI versions without packet loss, and removes those versions' pins except for
     /// the endpoints in `keep`. Repeatable, also after a SIGKILL.
     ///
     /// # Errors
-    /// Names the version whose programs are in force.
+    /// The error says which version's programs are in force.
     pub async fn upgrade(
         &self,
         endpoints: Vec<Takeover>,

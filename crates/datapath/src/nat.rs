@@ -32,7 +32,7 @@ fn is_none_of_ours(error: &KernelError) -> bool {
 pub(crate) struct Nat {
     nft: Nft,
     forwarding: Forwarding,
-    /// Locked, on blocking threads, while the table changes: a rewrite must neither miss a port nor keep a withdrawn
+    /// Locked while the table changes, so that a rewrite neither misses a port nor keeps a withdrawn one. Only on
     /// threads that may block.
     ports: Mutex<Ports>,
 }

@@ -25,7 +25,8 @@ use crate::{
 };
 
 /// Networks that overlap with a CIDR: addresses, routes of the tables main and local, and, if rules lead to other
-/// tables, lookups of each CIDR's ends and of these tables' overlapping networks.
+/// tables with routes, lookups of each CIDR's first and last address, and of each network of these tables that overlaps
+/// with one.
 ///
 /// # Errors
 /// A refusal.

@@ -157,7 +157,8 @@ pub(crate) fn remove_unreachable(to: IpNet) -> Result<()> {
     remove_route(&mut Connection::open()?, &Route::unreachable_peer(to))
 }
 
-/// The node's links and routes, or the kernel's features, refuse the route: not a defect of the request.
+/// The state of the node's links and routes refuses the route, or the kernel has no IPv6 or no lightweight tunnels: not
+/// a defect of the request.
 fn is_of_the_network(refusal: &crate::netlink::Refusal) -> bool {
     let of_links = [libc::EEXIST, libc::ENETUNREACH, libc::EHOSTUNREACH, libc::ENETDOWN, libc::EINVAL, libc::ENODEV];
     let of_the_kernel = [libc::EACCES, libc::EOPNOTSUPP, libc::EAFNOSUPPORT];

@@ -103,6 +103,7 @@ fn sockets() -> io::Result<Vec<Socket>> {
     {
         let lines = match File::open(format!("/proc/thread-self/net/{table}")) {
             Ok(file) => BufReader::new(file).lines(),
+            // Without IPv6.
             Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
             Err(e) => return Err(e),
         };
@@ -153,6 +154,7 @@ mod tests {
         }
     }
 
+    /// Like the monitor of container `64`.
     fn monitor(listener: &TcpListener) -> Child {
         let socket = OwnedFd::from(listener.try_clone().expect("a copy"));
         Command::new("head").args(["-c", "64"]).stdin(Stdio::piped()).stdout(socket).spawn().expect("started")

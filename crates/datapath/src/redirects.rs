@@ -1,11 +1,13 @@
 //! The node's part of redirects to the proxy: packets with [`MARK_TO_PROXY`] are delivered to the node, whatever their
-//! destination. docs/l7.md ("On the node") lists the parts, present only while policy has redirects. Row 0 of
-//! `PROFILES` names the router's link to the programs.
+//! destination.
 //!
-//! **Only the proxy may get a marked packet**, even if another program removed a part. Without the chains the port
-//! stays in the mark: the first rule matches marks without a port, the second rule drops the others. Without the first
-//! rule or the route the second rule drops all; without rules the chain `redirected-lost` does. Packets to the node's
-//! addresses precede all rules: without the chains they reach the node's sockets.
+//! | part | purpose |
+//! |---|---|
+//! | rules | route marked packets by table [`TABLE`], before any foreign rule, and drop the rest |
+//! | routes | the table's only routes: everything is local |
+//! | settings of the router's link | accept packets from any source |
+//! | row 0 of `PROFILES` | names that link to the programs |
+//! | chains of `table inet wharf` | deliver to the proxy's listener, mark its replies, drop forwarded marked packets |
 //!
 //! **Any source.** `rp_filter` checks that a packet's source is routed over the link of arrival. With `src_valid_mark`
 //! that lookup uses the mark and finds the table's route; `accept_local` permits a local source

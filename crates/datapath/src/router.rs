@@ -98,7 +98,7 @@ impl Pair {
         matches!((router.link(), peer.link()), (Some(r), Some(p)) if r.peer == p.ifindex && p.peer == r.ifindex)
     }
 
-    /// Creates the pair, or restores names, marks and settings. Removes a single end first, with its peer in another
+    /// Creates the pair, or restores names, marks and settings. A single end is removed first, with its peer in another
     /// namespace. Returns the index of the router's end.
     pub(crate) fn ensure(&self, connection: &mut Connection, mtu: u32) -> Result<IfIndex> {
         if let Some(end) = self.0.iter().find(|end| end.is_taken()) {

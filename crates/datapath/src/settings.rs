@@ -1,5 +1,5 @@
 //! Settings (`/proc/sys/net`) that Wharf changes, and the record of their previous values, which is written before the
-//! change. A setting that already has the wanted value is never restored.
+//! change. A setting that already has the wanted value is not recorded, so it is never restored.
 
 use std::{
     collections::BTreeMap,

@@ -32,7 +32,7 @@ pub(crate) const SECOND_METRIC: u32 = 2048;
 /// `LOOPBACK_IFINDEX`, include/net/flow.h. Its route to ::1 is in the main table.
 const LOOPBACK: IfIndex = IfIndex(1);
 
-/// Plus the interface index; unlikely to be in use.
+/// First table number; the interface index is added.
 const TABLE_BASE: u32 = 0x7768_0000;
 
 const fn table_of(index: IfIndex) -> u32 {
@@ -67,7 +67,7 @@ pub(crate) fn routes_by(record: &EndpointRecord, gateway: IpAddr) -> Vec<Route> 
     [on_link].into_iter().chain(by_gateway).collect()
 }
 
-/// Of the container's other Wharf interfaces. `main`: its main table.
+/// Wharf's routes over the container's other interfaces. `main`: the container's main table.
 pub(crate) fn beside(inside: &mut Connection, main: &[Route], record: &EndpointRecord) -> Result<Vec<Route>> {
     let is_other =
         |route: &Route| route.ifindex.is_some_and(|index| index != record.container_ifindex && index != LOOPBACK);

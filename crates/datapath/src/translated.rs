@@ -179,7 +179,7 @@ pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, spec: &NodeSpec) -
     let problem = |what, cause: &str| NodeProblem::Outbound { what, cause: cause.to_owned(), repairable: true };
     let router = link::look_up(connection, ROUTER_IFNAME)?.map(|router| router.ifindex);
     let wanted = router.map(|router| routes(spec, router)).unwrap_or_default();
-    if !wanted.is_empty() && !bpf.has_translated() {
+    if !wanted.is_empty() && bpf.translated_is_refused() {
         let cause = "the kernel refused it (see the agent's log): containers with egress rules do not reach services with \
                      a backend on another node";
         let what = "program `translated`".to_owned();

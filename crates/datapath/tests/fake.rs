@@ -201,6 +201,7 @@ async fn call(k: &FakeKernel, operation: Operation, r: &EndpointRecord) -> wharf
         Operation::ObserveSpeakers => k.observe_speakers(ip).await.map(drop),
         Operation::RemoveConnections => k.remove_connections(&[ip]).await.map(drop),
         Operation::Dump => k.dump().await.map(drop),
+        Operation::CallSlots => k.call_slots().await.map(drop),
         Operation::RemoveNode => k.remove_node().await,
     }
 }

@@ -782,7 +782,7 @@ fn a_start_keeps_the_node_programs_if_the_record_names_them_and_only_then() {
         let kept = next();
         assert_eq!(programs(&kept).await, before, "kept");
         kept.ensure_node(&node_spec()).await.expect("node");
-        kept.collect_flows().await.expect("the collector is loaded when it is needed");
+        kept.collect_flows().await.expect("collected");
         assert_eq!(programs(&kept).await, before, "kept");
         let good: serde_json::Value = serde_json::from_str(&read()).expect("json");
         let other = |field: &str, value: serde_json::Value| {

@@ -9,6 +9,8 @@
 //! - [`Names::learn`] completes before a client gets an address.
 //! - Queries and answers pass unchanged except for the id.
 //! - An answer passes only from the server's address and port, on the query's socket, with its id and question.
+//! - Bounds: 1,024 queries at once, 100 per endpoint; 256 connections, 16 per endpoint; 5 s for a server, 2 s for the
+//!   node, 10 s for a silent client.
 //!
 //! Limitations:
 //! - Zone transfers (AXFR, IXFR) are answered NOTIMP: they have several messages.

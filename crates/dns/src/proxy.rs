@@ -104,7 +104,7 @@ impl DnsProxy {
     /// Replaces all listeners, by port (host byte order), and retries failed ports. A served port keeps its sockets and
     /// pending queries; a removed one answers no pending queries.
     ///
-    /// Requires a tokio runtime, whose threads' network namespace applies. A dropped future has closed ports and opened
+    /// Call it in a tokio runtime, whose threads' network namespace applies. A dropped future has closed some ports and
     /// opened none.
     ///
     /// # Errors

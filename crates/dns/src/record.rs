@@ -58,7 +58,7 @@ pub enum Outcome {
     /// The client has the answer.
     #[error("answered: {}, {addresses} addresses", wire::rcode_name(*.rcode))]
     Answered {
-        /// Response code, 0 to 15.
+        /// Response code (RFC 1035, section 4.1.1), 0 to 15.
         rcode: u8,
         /// Number of addresses.
         addresses: usize,

@@ -16,10 +16,11 @@ use domain::{
     rdata::{A, Aaaa, Cname},
 };
 
+/// Bytes (RFC 1035, section 4.1.1).
 const HEADER: usize = 12;
-/// Bytes on the wire.
+/// Bytes on the wire (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 255;
-/// Greater values are compression or unused.
+/// Greater values are compression or unused (RFC 1035, section 4.1.4).
 const MAX_LABEL: usize = 63;
 /// BIND and Unbound follow 11.
 const MAX_CHAIN: usize = 16;
@@ -28,7 +29,7 @@ const QR: u8 = 0x80;
 const OPCODE: u8 = 0x78;
 const RD: u8 = 0x01;
 
-/// Response code: unreadable query.
+/// Response code of an unreadable query (RFC 1035, section 4.1.1).
 pub const FORMERR: u8 = 1;
 /// Response code: server failure.
 pub const SERVFAIL: u8 = 2;
@@ -91,7 +92,8 @@ impl From<ParseError> for Unreadable {
 /// Parses a query.
 ///
 /// # Errors
-/// Not a standard query with one uncompressed question: a compressed name can point to the id, which the proxy changes.
+/// Not a standard query with one uncompressed question: a compressed name could point to the id, which the proxy
+/// changes.
 pub fn question(message: &[u8]) -> Result<Question, Malformed> {
     let [_, _, flags, ..] = header(message)?;
     if flags & QR != 0 {
@@ -171,7 +173,7 @@ pub fn set_id(message: &mut [u8], id: u16) {
     }
 }
 
-/// Response code, without EDNS extension.
+/// Response code (RFC 1035, section 4.1.1), without EDNS extension.
 #[must_use]
 pub fn rcode(message: &[u8]) -> u8 {
     message.get(3).map_or(0, |flags| flags & 0x0f)
@@ -214,7 +216,7 @@ fn same(one: &Question, other: &Question) -> bool {
 /// addresses become IPv4. Empty for an error or another question.
 ///
 /// # Errors
-/// Invalid records (of a truncated answer, the valid ones count), or too many CNAME records.
+/// Invalid records (in a truncated answer, the valid ones count), or too many CNAME records.
 pub fn addresses(message: &[u8], question: &Question) -> Result<Vec<(IpAddr, Duration)>, Unreadable> {
     let answers = only_question(message).is_ok_and(|answered| same(&answered, question));
     let Ok(message) = Message::from_octets(message) else { return Err(Unreadable) };

@@ -146,7 +146,7 @@ impl Parsed {
     /// Reads a text.
     ///
     /// # Errors
-    /// The text is invalid.
+    /// Refused.
     pub fn new(file: &str, text: &str) -> Result<Self, PolicyError> {
         let policies = read(file, text).map_err(PolicyError::Refused)?;
         Ok(Self { file: file.to_owned(), text: text.into(), policies })
@@ -157,7 +157,7 @@ impl Documents {
     /// Reads the file's content; without it, policies are lost.
     ///
     /// # Errors
-    /// The content is unusable.
+    /// Why the content cannot be used.
     pub fn parse(text: Option<&[u8]>) -> Result<Self, String> {
         let Some(text) = text else { return Ok(Self { lost: true, ..Self::default() }) };
         let file: File = serde_json::from_slice(text).map_err(|e| e.to_string())?;
@@ -189,7 +189,7 @@ impl Documents {
     /// The file's content.
     ///
     /// # Errors
-    /// It is too large to be read.
+    /// Too large to be read.
     pub fn to_text(&self) -> io::Result<Vec<u8>> {
         let Self { revision, lost, imports, texts: directory, namespaces, .. } = self.clone();
         let cluster = self.has_cluster();
@@ -217,7 +217,7 @@ impl Documents {
     /// Replaces imports of the same names.
     ///
     /// # Errors
-    /// A name has another source, or the texts are too long.
+    /// A name is another source's, or the texts are too long.
     pub fn import(&mut self, Parsed { file, text, policies }: Parsed) -> Result<Changed, PolicyError> {
         let mut changed = Changed::default();
         for (name, policies) in by_name(policies) {
@@ -250,7 +250,7 @@ impl Documents {
     /// Removes an imported policy.
     ///
     /// # Errors
-    /// The policy is unknown, or not imported.
+    /// Unknown, or not imported.
     pub fn delete(&mut self, name: &PolicyName) -> Result<Changed, PolicyError> {
         match self.documents.get(name) {
             None => {
@@ -356,7 +356,7 @@ impl Documents {
         }
     }
 
-    /// A policy of the cluster feed is in force unless its name has another source. The first row by key has
+    /// A policy of the cluster feed is in force unless an import or the policy directory has its name. Of several rows,
     /// the first by key has it.
     fn settle(&mut self, name: &PolicyName) {
         if self.documents.get(name).is_some_and(|document| document.source != Source::Cluster) {
@@ -461,7 +461,7 @@ impl Documents {
     /// Sets manual labels; `None` removes them.
     ///
     /// # Errors
-    /// The name or labels are invalid.
+    /// Invalid name or labels.
     pub fn set_namespace(&mut self, name: &str, labels: Option<Labels>) -> Result<(), PolicyError> {
         let bad = |why: String| Err(PolicyError::Namespace { name: name.chars().take(80).collect(), why });
         let is_dns_label = |name: &str| {

@@ -88,7 +88,7 @@ impl State {
     /// Takes the result for [`State::next_rows`]. Halves a part that does not fit.
     ///
     /// # Errors
-    /// The attempt failed for another reason; the rows wait.
+    /// The attempt failed for another reason: the rows wait.
     pub fn tried_rows(
         &mut self,
         mut part: FeedRows,
@@ -148,7 +148,7 @@ impl State {
     /// no container is open meanwhile. Refuses nothing while the kernel's rows are unknown.
     ///
     /// # Errors
-    /// The documents do not fit without the feed's policies; nothing has changed.
+    /// The documents do not fit without policies of the cluster feed. Nothing has changed.
     pub fn fit(&mut self, mut documents: Documents, now: Instant) -> Result<Documents, PolicyError> {
         if self.base.engine().is_none() {
             return Ok(documents);

@@ -6,7 +6,7 @@ use wharf_policy::compile::Limits;
 /// Ports of the proxy, from `--proxy-port` on.
 pub const PROXY_PORTS: u16 = 1_000;
 
-/// Limits of this version's tables. Before Linux 6.13, a full trie refuses new values for existing rows, so `IPCACHE`
+/// With the tables of this version. Before Linux 6.13, a full trie refuses new values for existing rows, so `IPCACHE`
 /// keeps one entry free; `POLICY_PORTS` changes no values. An endpoint has two rule sets, and four during a change.
 pub const LIMITS: Limits = Limits {
     ipcache: IPCACHE_MAX as usize - 1,
@@ -16,7 +16,7 @@ pub const LIMITS: Limits = Limits {
     listeners: PROXY_PORTS as usize,
 };
 
-/// With a cluster feed, networks in rules may fill 1/`PARTS` of `IPCACHE`. The rest has room for all nodes and pods of
+/// With a cluster feed, networks in rules have one of so many parts of `IPCACHE`. The other parts have room for every
 /// node and pod that the feed accepts, so no policy keeps them out.
 pub const PARTS: usize = 4;
 

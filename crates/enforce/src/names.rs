@@ -19,7 +19,7 @@ pub(crate) fn all(names: &Cache, services: &[IpNet]) -> Vec<Event> {
     events(names, &names.iter().map(|(name, ..)| Arc::from(name)).collect(), services)
 }
 
-/// Whether a name may open the address: not services, and not addresses near the node such as the metadata service
+/// Whether a name may open the address: not services, nor link-local addresses of the node or its cloud
 /// (169.254.169.254).
 fn is_of_the_world(address: IpAddr, services: &[IpNet]) -> bool {
     let is_near = match address {

@@ -46,7 +46,7 @@ pub enum ProxyError {
 }
 
 const VERSION: u32 = 1;
-/// A listener keeps a leaving member for this time, for connections that the proxy has not accepted: a closed socket
+/// A listener keeps a member after rows last led there, for connections before the proxy's accept: a closed socket
 /// resets its queue, and nothing reports that the queue is empty.
 pub const HANDSHAKES: Duration = Duration::from_millis(500);
 
@@ -196,7 +196,7 @@ impl Ports {
     /// Reads the file's content.
     ///
     /// # Errors
-    /// The format differs.
+    /// Another format.
     pub fn parse(text: &[u8]) -> io::Result<Self> {
         let File { version, listeners, rounds } = serde_json::from_slice(text)?;
         if version != VERSION {
@@ -211,7 +211,7 @@ impl Ports {
     /// The file's content.
     ///
     /// # Errors
-    /// It is too large to be read.
+    /// Too large to be read.
     pub fn to_text(&self) -> io::Result<Vec<u8>> {
         let Self { listeners, rounds } = self;
         let rounds = rounds.iter().map(|((port, (id, epoch)), round)| (*port, id.get(), epoch.0, *round)).collect();

@@ -230,7 +230,7 @@ impl State {
         self.is_cluster_kept = self.inputs.documents.has_cluster();
     }
 
-    /// The file of policies must still record policies of the cluster feed: a start without its rows would not detect
+    /// The cluster feed has policies, and the file of policies does not say so: without the rows of the feed, a start
     /// would not know that policies are lost.
     #[must_use]
     pub fn lacks_cluster(&self) -> bool {

@@ -157,7 +157,7 @@ struct World {
     now: Instant,
 }
 
-/// Endpoint, whether ingress, peer address and port of flows that do not just pass; whether the proxy passes them, with
+/// Flows that do not just pass: endpoint, whether ingress, address of the other, port; whether they pass through the
 /// proxy, and with which requests.
 type Verdicts = BTreeMap<(u8, bool, IpAddr, u16), (bool, Option<String>)>;
 

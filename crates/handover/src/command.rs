@@ -105,7 +105,7 @@ impl Command {
     /// Parses an untrusted header: command, and the shim's run time.
     ///
     /// # Errors
-    /// Invalid header or name.
+    /// The header is invalid, or a name in it breaks a rule.
     pub fn of_header(bytes: &[u8]) -> Result<(Self, Duration), Unusable> {
         if bytes.len() > MAX_HEADER_BYTES {
             return Err(Unusable::TooLong);

@@ -1,9 +1,9 @@
 //! The deletion queue: durable records of DELs without an agent, one file each in `<run-dir>/deletions`.
 //!
 //! A shim [puts](Queue::put) a record and succeeds once it is on disk. The agent runs the deletes of the
-//! [list](Queue::list), and [removes](Queue::remove) each record after its delete. Records appear by rename, so readers
-//! see complete ones; the agent [sweeps](Queue::sweep) temporary files of killed writers. The file name is a hash of
-//! the attachment: a second DEL replaces the record.
+//! [list](Queue::list), and [removes](Queue::remove) each record after its delete succeeded. A rename creates the
+//! record, so a reader sees a complete record or none; the agent [sweeps](Queue::sweep) temporary files of killed
+//! writers. The file name is a hash of the attachment: a second DEL replaces the first record.
 //!
 //! No lock: concurrent records of one attachment differ only in time, and each concurrent writer may exceed the cap by
 //! one. Files are untrusted until parsed.
@@ -132,7 +132,7 @@ impl Queue {
     /// Writes a record durably; returns its file name. Keeps a replaced record's older time.
     ///
     /// # Errors
-    /// Invalid record, full queue, or a file system error.
+    /// The record is invalid, the queue is full, or a file system error.
     pub fn put(&self, deletion: &Deletion) -> Result<String, QueueError> {
         deletion.check().map_err(|why| QueueError::Invalid { why })?;
         self.ensure_directory()?;
@@ -219,7 +219,7 @@ impl Queue {
     /// Removes a record; a missing record is no error.
     ///
     /// # Errors
-    /// Invalid name, or a file system error.
+    /// The name is not a record's, or a file system error.
     pub fn remove(&self, name: &str) -> Result<(), QueueError> {
         let path = self.path_of("remove deletion record", name)?;
         wharf_crash::point("queue/before-remove");
@@ -237,7 +237,7 @@ impl Queue {
     /// Moves an unusable file to [`BAD`]; a missing file is no error.
     ///
     /// # Errors
-    /// Invalid name, or a file system error.
+    /// The name is not valid in the queue, or a file system error.
     pub fn set_aside(&self, name: &str) -> Result<(), QueueError> {
         let path = self.path_of("set aside deletion record", name)?;
         self.move_to_bad(&path, name)
@@ -263,11 +263,11 @@ impl Queue {
         Ok(paths)
     }
 
-    /// Removes temporary files older than `older_than`, and sets aside files with non-UTF-8 names. Returns their
+    /// Removes temporary files of killed writers that are older than `older_than`, and sets aside files whose names are
     /// not UTF-8. Returns their number.
     ///
     /// # Errors
-    /// Unreadable directory, or a failed removal; others are still tried.
+    /// The directory cannot be read, or a file cannot be removed; the others are still tried.
     pub fn sweep(&self, older_than: Duration) -> Result<usize, QueueError> {
         let (mut swept, mut problem) = (0, None);
         for name in self.names()? {

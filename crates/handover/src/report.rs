@@ -230,7 +230,7 @@ impl Reports {
     /// Lists and removes the reports; skips those another process removed.
     ///
     /// # Errors
-    /// Unreadable directory, or a failed first removal; a later failure ends the listing.
+    /// The directory cannot be read, or the first file cannot be removed. A later failure ends the listing.
     pub fn take(&self) -> io::Result<Vec<Entry>> {
         let mut taken = Vec::new();
         for entry in self.list()? {
@@ -247,7 +247,7 @@ impl Reports {
     /// Removes temporary files older than `older_than`.
     ///
     /// # Errors
-    /// Unreadable directory, or a failed removal.
+    /// The directory cannot be read, or a file cannot be removed.
     pub fn sweep(&self, older_than: Duration) -> io::Result<()> {
         for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
             let path = item?.path();

@@ -60,7 +60,7 @@ impl Gate {
     /// Offers a place to a create whose caller waits for `patience`.
     ///
     /// # Errors
-    /// The predicted wait is too long.
+    /// The predicted wait is too long; with a retry delay.
     pub fn offer(self: &Arc<Self>, patience: Duration) -> Result<Place, Refusal> {
         let patience_ms = u64::try_from(patience.as_millis()).unwrap_or(u64::MAX);
         match lock(&self.admission).offer(patience_ms, self.now_ms()) {

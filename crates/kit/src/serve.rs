@@ -99,7 +99,7 @@ pub async fn metrics(listener: TcpListener, router: Router, stop: CancellationTo
 }
 
 /// Further connections wait in the backlog. When users other than root have all their places, a connection replaces the
-/// longest idle one or is refused.
+/// longest idle one, or is refused.
 async fn serve<L: Listener>(
     mut listener: L,
     limit: Limit,

@@ -1,4 +1,4 @@
-//! Names and ids shared by all crates.
+//! Names and ids of API, records, kernel and plugin.
 #![forbid(unsafe_code)]
 #![cfg_attr(test, allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking"))]
 

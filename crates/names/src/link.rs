@@ -5,7 +5,7 @@ use crate::ids::{EndpointId, Epoch, IfName};
 /// Prefix of the host side's interface name.
 pub const PREFIX: &str = "wh";
 
-/// [`PREFIX`], four hex digits of the id, eight of the epoch's low half: fourteen bytes.
+/// [`PREFIX`], four hex digits of the id, eight of the epoch's low 32 bits: fourteen bytes.
 #[must_use]
 pub fn host_ifname(id: EndpointId, epoch: Epoch) -> IfName {
     IfName(format!("{PREFIX}{:04x}{:08x}", id.get(), epoch.0 & 0xffff_ffff))

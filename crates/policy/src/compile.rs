@@ -1,6 +1,6 @@
 //! Compiles policies to the rows that the BPF programs look up.
 //!
-//! **Look-up.** For a packet in a *rule set* (without one, it is accepted), the program looks up
+//! **Look-up.** For a packet, the program knows the *rule set* (0: no policy, accept). It looks up
 //! 1. the peer's address in [`Tables::ipcache`] (longest prefix): a *peer class*;
 //! 2. protocol and destination port in [`Rows::ports`] (longest prefix): a *port class*; [`PortClass::ANY`] without a
 //!    row, [`PortClass::UNKNOWN`] without a transport header;
@@ -19,9 +19,9 @@
 //! **Unknown transport.** Cells of [`PortClass::UNKNOWN`] deny with the rank of the best rule with ports.
 //!
 //! **Requests.** The flow goes to the listener for the union of all matching rules' requests. These rules have ports,
-//! so they are in the cells (class, port) and (any, port). The first has the union of both and ranks before the second;
-//! each names its first rule. A listener's number identifies one direction, one union and one [`Share`] while a cell
-//! refers to it.
+//! so they are in the cells (class, port) and (any, port). The first cell has the union of both and ranks before the
+//! second; each names its first rule. A listener's number identifies one direction, one union and one [`Share`] while a
+//! cell refers to it. So a rule set with requests belongs to one share.
 //!
 //! **Identifiers.** A key of [`Rows`] never changes its value: other rules get another rule set, other atoms another
 //! class. [`diff()`] depends on this.

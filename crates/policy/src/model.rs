@@ -1,19 +1,19 @@
 //! Policies independent of their document format.
 //!
 //! **Precedence.** The sender (egress) and the receiver (ingress) must both accept a packet. The policies that select
-//! the endpoint apply, by [`Tier`]:
+//! the endpoint apply, by tier ([`Tier`]):
 //!
 //! 1. *Admin*: by ascending priority, then by name; rules in order. The first matching rule decides; pass continues
 //!    with the next tier.
 //! 2. *Namespaced*: deny if a deny rule matches. Else accept if an accept rule matches: any content if one of them has
-//!    no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction, naming
-//!    the first matching exception ([`Action::Except`]). Else the next tier.
+//!    no requests, else what one of them accepts ([`Requests`]). Else deny if a policy isolates this direction, by the
+//!    first matching exception ([`Action::Except`]) if there is one. Else the next tier.
 //! 3. *Baseline*: like admin.
 //!
 //! Otherwise the packet is accepted. [`Enforcement`] may isolate or exempt an endpoint.
 //!
-//! **Unknown labels of a namespace** ([`UNKNOWN_LABELS`]). A packet passes only if it would pass with any labels: an
-//! accept rule must match for certain, by subject and peer; a deny rule and isolation apply if they could. A pass of
+//! **Unknown labels of a namespace** ([`UNKNOWN_LABELS`]). A packet passes only if it would pass with any labels there:
+//! an accept rule must match for certain, by subject and peer; a deny rule and isolation apply if they could. A pass of
 //! the admin tier that could apply denies.
 
 use std::{collections::BTreeMap, collections::BTreeSet, fmt, net::IpAddr, ops::RangeInclusive, sync::Arc};
@@ -370,6 +370,7 @@ impl Selector {
     }
 }
 
+/// As `k8s:app=db, in namespace shop`.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let of = |of| self.0.iter().filter(move |requirement| requirement.of == of);

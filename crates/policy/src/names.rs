@@ -59,7 +59,7 @@ impl NamePattern {
     /// Parses a name, in any case, with or without a trailing dot.
     ///
     /// # Errors
-    /// Not a DNS name.
+    /// The text is not a DNS name.
     pub fn name(text: &str) -> Result<Self, Malformed> {
         if text.contains('*') { Err(Malformed::NoPattern) } else { Self::pattern(text) }
     }
@@ -67,7 +67,7 @@ impl NamePattern {
     /// Parses a name or pattern.
     ///
     /// # Errors
-    /// Not a pattern.
+    /// The text is not a pattern.
     pub fn pattern(text: &str) -> Result<Self, Malformed> {
         if text == EVERY_NAME {
             return Ok(Self(text.into()));

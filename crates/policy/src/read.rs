@@ -1,7 +1,15 @@
-//! Documents (`NetworkPolicy`, `ClusterNetworkPolicy`, Cilium policies) to the model.
+//! Documents to the model.
+//!
+//! | format | read as |
+//! |---|---|
+//! | `NetworkPolicy` of networking.k8s.io/v1 | namespaced accept rules; isolates |
+//! | `ClusterNetworkPolicy` of policy.networking.k8s.io v1alpha2, v1beta1 | admin or baseline rules |
+//! | `CiliumNetworkPolicy`, `CiliumClusterwideNetworkPolicy` of cilium.io/v2 | namespaced rules; isolates |
 //!
 //! A text is YAML or JSON: policies or lists of them. Unknown content is refused: a misspelt field must not open
-//! access. Status, and metadata except name and namespace, have no effect. Null counts as absent.
+//! access. `status`, and metadata other than name and namespace, have no effect. A null field counts as absent.
+//!
+//! HTTP requests, server names and DNS names count as rules.
 
 mod cilium;
 mod cilium_l7;
@@ -70,6 +78,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
+    /// From 1; the maximum for a count.
     const fn line(&self) -> u32 {
         match self {
             Self::Field { origin, .. } => origin.line,
@@ -82,7 +91,8 @@ impl Refusal {
 /// Policies of a text, in order. `file` is only a name. Several `specs` (cilium.io/v2) share the document's name.
 ///
 /// # Errors
-/// At most 20 refusals by line, then the number of the others. Errors of syntax and size are reported alone.
+/// The whole text is refused: at most 20 refusals by line, then the number of the others. Errors of syntax, size and
+/// bounds are reported alone.
 pub fn read(file: &str, text: &str) -> Result<Vec<Policy>, Vec<Refusal>> {
     let mut reader = Reader::new(file);
     let policies = policies(&mut reader, text);

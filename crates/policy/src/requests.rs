@@ -8,7 +8,7 @@ use crate::names::NamePattern;
 
 /// Requests that a rule, or for a connection any matching rule, accepts.
 ///
-/// With `names`, only DNS queries pass. Otherwise, a TLS handshake is checked for its server name, other content for
+/// With `names`, only DNS queries pass. Otherwise, a connection that begins with a TLS handshake is checked for its
 /// server name, any other for its HTTP requests.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct Requests {

@@ -46,7 +46,7 @@ pub(crate) fn bootstrap(socket: &Path, admin: &Path, connections: Connections, u
                 "set_node_on_first_message_only": true,
                 "grpc_services": [{"envoy_grpc": {
                     "cluster_name": XDS_CLUSTER,
-                    // Envoy's default reaches 30 s.
+                    // The agent restarts within 1 s; Envoy's default back-off reaches 30 s.
                     "retry_policy": {"retry_back_off": {"base_interval": "0.1s", "max_interval": "1s"}},
                 }}],
             },

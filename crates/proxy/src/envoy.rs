@@ -19,7 +19,7 @@ pub use self::socket::Socket;
 pub struct Envoy {
     /// Path, or a name to search in `PATH`.
     pub program: PathBuf,
-    /// Exclusive directory, path at most 90 bytes.
+    /// Exclusive directory, path at most 90 bytes; created with mode 0750.
     pub directory: PathBuf,
     /// User, with only CAP_NET_ADMIN and CAP_NET_RAW; `None` for the agent's.
     pub user: Option<User>,

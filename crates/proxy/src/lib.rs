@@ -5,6 +5,7 @@
 //!         Wait             <- ledger                  <- acknowledged, refused, ended                <-
 //! Record                   <- records                                   <- server (ALS)              <-
 //! Status::forwarded        <- forwarded                                 <- server (metrics)          <-
+//! Envoy::supervise: starts Envoy, takes it over, starts it again; process: a pidfd, so that no end is missed
 //! ```
 //!
 //! A redirected connection reaches a listener with its original addresses (TPROXY). Envoy connects to the server from

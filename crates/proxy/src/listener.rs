@@ -1,4 +1,4 @@
-//! The caller's configuration.
+//! Listeners and members, as the agent configures them.
 
 use std::{collections::BTreeMap, fmt, net::IpAddr, num::ParseIntError, str::FromStr, sync::Arc};
 

@@ -7,7 +7,7 @@ use std::{
 
 use crate::{ledger::Version, listener::ListenerKey};
 
-/// Last version with each address. All since the last acknowledged one can be in force.
+/// The last version that served each address; versions since Envoy's last acknowledgement may be in force.
 #[derive(Debug, Default)]
 pub(crate) struct Speakers {
     listeners: BTreeMap<ListenerKey, BTreeMap<IpAddr, Version>>,

@@ -107,7 +107,7 @@ impl Handle {
     /// Sends a signal. An ended command is no error.
     ///
     /// # Errors
-    /// The number is no signal, or the kernel rejects the call.
+    /// No such signal, or the kernel rejects the call.
     pub fn signal(&self, number: i32) -> io::Result<()> {
         let signal = Signal::from_named_raw(number).ok_or(io::ErrorKind::InvalidInput)?;
         match pidfd_send_signal(&self.0, signal) {

@@ -102,7 +102,7 @@ impl ConfError {
 /// Plugin types in execution order; `is_list` for a `*.conflist`.
 ///
 /// # Errors
-/// The configuration is unusable.
+/// Why the configuration cannot be used for a sandbox.
 pub fn plugin_types(text: &[u8], is_list: bool) -> Result<Vec<String>, String> {
     let network = Network::parse(Path::new(""), text, is_list)?;
     let types = network.plugins.iter().filter_map(|plugin| plugin.get("type")?.as_str().map(str::to_owned));
@@ -182,7 +182,7 @@ impl Network {
         })
     }
 
-    /// Capability arguments and `CNI_ARGS`. Addresses without a capable plugin go into `CNI_ARGS`, for IPAM plugins and
+    /// Capability arguments and `CNI_ARGS`. Addresses without a capable plugin go into `CNI_ARGS`, where IPAM plugins
     /// and `tuning` read them.
     fn arguments(&self, wishes: &Wishes<'_>) -> Result<(Map<String, Value>, String), ConfError> {
         let (mut capabilities, mut cni_args) = (Map::new(), vec!["IgnoreUnknown=1".to_owned()]);

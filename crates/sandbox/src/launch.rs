@@ -16,7 +16,7 @@ impl Sandboxes {
     /// Starts a command.
     ///
     /// # Errors
-    /// The sandbox is unknown or not ready, or the command cannot be started.
+    /// The sandbox does not exist or is not ready, or the command cannot be started.
     pub fn launch(&self, name: &SandboxName, launch: &Launch) -> Result<Started, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "run in", name: name.clone() };
         let _lock = self.known(name)?.ok_or_else(unknown)?;
@@ -27,7 +27,7 @@ impl Sandboxes {
             namespace.ok_or_else(|| SandboxError::NotReady { operation: "run in", name: name.clone(), state })?;
         let dns = record.attachments.iter().find_map(|a| resolv_conf(a.result.as_ref()?));
         let started = command::start(name, &namespace.file, dns.as_deref(), launch)?;
-        // If this process dies here, a stop finds the command by its namespace. The record adds processes that leave
+        // If this process dies here, a stop finds the command by its namespace. The record covers processes that leave
         // it.
         if let Err(error) = self.note(&mut record, started.pid()) {
             started.end();
@@ -36,7 +36,7 @@ impl Sandboxes {
         Ok(started)
     }
 
-    /// Also removes ended processes.
+    /// Records a process, and removes ended ones from the record.
     fn note(&self, record: &mut Record, pid: u32) -> Result<(), SandboxError> {
         let start = |pid| process::started(pid).map_err(io("read the start of a process in", Path::new("/proc")));
         record.processes.retain(|p| start(p.pid).is_ok_and(|started| started == Some(p.started)));

@@ -135,7 +135,7 @@ impl Sandboxes {
     /// Creates a namespace and attaches networks. A failed create leaves nothing.
     ///
     /// # Errors
-    /// The name is taken, a network is unusable, or a plugin or system call fails.
+    /// The name is taken, a network cannot be used, or a plugin or system call fails.
     pub fn create(&self, name: &SandboxName, spec: &Spec) -> Result<Details, SandboxError> {
         if name.names_an_endpoint() {
             let why = "other commands read it as the number or the address of an endpoint; choose a name such as web-1";
@@ -315,7 +315,7 @@ impl Sandboxes {
     /// Stops and removes a sandbox. `force` also removes an unusable record.
     ///
     /// # Errors
-    /// As for a stop; the record then stays.
+    /// The errors of a stop; the record then stays.
     pub fn remove(&self, name: &SandboxName, grace: Duration, force: bool) -> Result<Removed, SandboxError> {
         let Some(lock) = self.known(name)? else { return Ok(Removed::Unknown) };
         let removed = match self.store.load(name) {

@@ -20,7 +20,7 @@ impl SandboxName {
         &self.0
     }
 
-    /// Other commands read these as an endpoint.
+    /// Whether other commands would read the name as an endpoint's number or address.
     pub(crate) fn names_an_endpoint(&self) -> bool {
         self.0.bytes().all(|b| b.is_ascii_digit()) || self.0.parse::<IpAddr>().is_ok()
     }

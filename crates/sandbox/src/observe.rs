@@ -16,7 +16,7 @@ impl Sandboxes {
     /// All sandboxes, by name.
     ///
     /// # Errors
-    /// The directory is unreadable.
+    /// The directory cannot be read.
     pub fn list(&self) -> Result<Vec<Summary>, SandboxError> {
         let mut all = Vec::new();
         for name in self.store.names()? {
@@ -69,7 +69,7 @@ impl Sandboxes {
     /// `check` adds the results of CHECK.
     ///
     /// # Errors
-    /// The sandbox is unknown, or its record is unreadable.
+    /// The sandbox does not exist, or its record cannot be read.
     pub fn inspect(&self, name: &SandboxName, check: bool) -> Result<Details, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "inspect", name: name.clone() };
         let record = self.store.load(name)?.ok_or_else(unknown)?;

@@ -1,5 +1,5 @@
 //! Processes in a sandbox's network namespace, or started by `run`. Pid and start time identify a process; a pidfd
-//! never signals a process that reuses the pid.
+//! keeps signals from a process that reuses the pid.
 
 use std::{
     collections::BTreeSet,

@@ -44,7 +44,7 @@ impl Record {
     /// Parses a record.
     ///
     /// # Errors
-    /// The text is no record of [`VERSION`].
+    /// Why the text is no record of [`VERSION`].
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         // Another version may have other fields.
         let value: Value = serde_json::from_slice(text).map_err(|e| e.to_string())?;
@@ -152,7 +152,7 @@ pub struct Process {
 /// Current boot id.
 ///
 /// # Errors
-/// `/proc` is unreadable.
+/// `/proc` cannot be read.
 pub fn boot_id() -> io::Result<String> {
     Ok(fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned())
 }

@@ -17,7 +17,7 @@ impl Sandboxes {
     /// `None` if the sandbox is ready. A failed start leaves it stopped.
     ///
     /// # Errors
-    /// The sandbox is unknown, neither ready nor stopped, or a plugin or system call fails.
+    /// The sandbox does not exist, is neither ready nor stopped, or a plugin or system call fails.
     pub fn start(&self, name: &SandboxName) -> Result<Option<Details>, SandboxError> {
         let unknown = || SandboxError::Unknown { operation: "start", name: name.clone() };
         let lock = self.known(name)?.ok_or_else(unknown)?;

@@ -36,7 +36,7 @@ pub fn main() -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// After the child's death, the next [`super::Store::open`] sets the file aside; without a child, it is opened
+/// If the child dies, the next [`super::Store::open`] sets the file aside; if it cannot run, the file is opened
 /// unchecked.
 pub fn run(path: &Path, boot_id: &str) {
     if !path.exists() {

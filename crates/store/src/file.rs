@@ -33,7 +33,7 @@ const LOOK_EVERY: u64 = 512;
 pub(super) struct File {
     /// `None` after a failure: redb refuses everything after an I/O error until a reopen.
     database: Option<Database>,
-    /// Independent of the path.
+    /// The same file by a second descriptor, whatever the path names.
     held: std::fs::File,
     path: PathBuf,
     opener: Opener,
@@ -106,7 +106,7 @@ impl File {
         self.written()
     }
 
-    /// After each own write.
+    /// Notes the file's size and time; called after each own write.
     fn written(&mut self) -> Result<(), Cause> {
         self.stamp = Stamp::of(&self.held)?;
         Ok(())

@@ -25,7 +25,8 @@ use crate::{
 
 /// The node's row of `PROXY_USE`.
 const NODE: u32 = 0;
-/// TCP states with a proxy's socket, as bits (`BPF_TCP_*` of `linux/bpf.h`).
+/// TCP states in which a proxy may hold the socket, as bits (`BPF_TCP_*` of `linux/bpf.h`): `ESTABLISHED`, `FIN_WAIT1`,
+/// `FIN_WAIT2`, `CLOSE_WAIT`, `LAST_ACK`, `CLOSING`.
 const HELD: u32 = 1 << 1 | 1 << 4 | 1 << 5 | 1 << 8 | 1 << 9 | 1 << 11;
 /// `BPF_TCP_TIME_WAIT`: only a first packet opens a connection.
 const TIME_WAIT: u32 = 6;

@@ -4,15 +4,16 @@
 //!
 //! A packet could change a row between check and delete (by key). No living flow loses its row:
 //!
-//! - A packet never refreshes a row that is over, but replaces it (`FlowRow::is_over`); this program waits [`MARGIN`]
-//!   longer.
-//! - During a collection, a replacing row goes to the LRU table (`recent::is_collecting`), and no flow moves from there
-//!   to `FLOWS`.
-//! - No flow begins in `FLOWS` with a key in removal. This program publishes the key's mark (`FlowUse::recent_counted`
-//!   of row 0), looks the row up, checks it again, and deletes it. A packet that sees the mark
-//!   (`recent::is_being_removed`) begins its flow in the LRU table. A packet that does not see it precedes the second
-//!   lookup, which finds no row or the new row. The atomic addition orders these accesses (a full barrier on x86-64;
-//!   elsewhere, only the time between two helper calls). Not all flows of that time begin in the LRU table: a flood
+//! - A row that is over is never refreshed: a packet replaces it (`FlowRow::is_over`). This program applies the same
+//!   rule with [`MARGIN`] to spare.
+//! - During a collection, a packet that replaces a row puts the new row into the LRU table (`recent::is_collecting`),
+//!   and no flow moves from there to `FLOWS`.
+//! - No flow begins in `FLOWS` with a key that is being removed. After another CPU removed a row, a packet does not
+//!   know that it replaces one. So this program publishes the key's mark (`FlowUse::recent_counted` of row 0), looks
+//!   the row up, checks it again, and deletes it. A packet that finds no row and sees the mark
+//!   (`recent::is_being_removed`) begins its flow in the LRU table. If it does not see the mark, the second lookup is
+//!   later: it finds no row, or a new one. The atomic addition orders these accesses (a full barrier on x86-64);
+//!   elsewhere, the time between two helper calls remains. If all flows of that time began in the LRU table, a flood
 //!   could evict them.
 //! - Only the other end refreshes a row that lost an endpoint.
 

@@ -12,7 +12,7 @@
 //! | judged by current rules | judge again |
 //! | seen in this tick | write the tick |
 //! | no proxy, service or source prefix | mark, redirect or count |
-//! | the pair's way cannot have changed | record the way |
+//! | the pair's way cannot have changed since the tick began | record or change the way |
 //!
 //! Separate from `judge`: the verifier would follow each of these branches through `judge`.
 
@@ -57,7 +57,8 @@ pub fn run(ctx: &TcContext) -> i32 {
     let words = Words::of(ctx);
     let asked = words.asked();
     let verdict = |reason| Verdict::new(ctx, asked.own, asked.direction, reason, TC_ACT_SHOT);
-    if passes(ctx, &asked) {
+    let way = way(ctx, &asked);
+    if way != NONE {
         if asked.direction as u32 == Direction::Ingress as u32 {
             if let Ok(frame) = parse::ethernet(ctx) {
                 frame.set_destination(words.container_mac());
@@ -65,6 +66,9 @@ pub fn run(ctx: &TcContext) -> i32 {
             }
         } else if asked.peer.endpoint_id == 0 {
             return TC_ACT_OK;
+        } else if way == STACK {
+            let stack = Verdict::new(ctx, asked.own, asked.direction, DropReason::ForwardedStack, TC_ACT_OK);
+            return stack.after(asked.peer.forwarded()).hand_over(ctx);
         } else {
             handoff::deliver(ctx, asked.peer.endpoint_id);
             return verdict(DropReason::NoTailCallTarget).after(asked.peer.forwarded()).hand_over(ctx);
@@ -74,36 +78,46 @@ pub fn run(ctx: &TcContext) -> i32 {
     verdict(DropReason::NoNodeProgram).after(asked.peer.forwarded()).hand_over(ctx)
 }
 
+/// Results of [`way`].
+const NONE: u32 = 0;
+const STACK: u32 = 1;
+const OTHER: u32 = 2;
+
+/// [`NONE`] leaves the packet to `judge`; [`STACK`] for a flow between endpoints that takes the node's stack.
 #[inline(always)]
-fn passes(ctx: &TcContext, asked: &Asked) -> bool {
+fn way(ctx: &TcContext, asked: &Asked) -> u32 {
     // Before the rules, as in `judge`.
     let generation = policy::state().generation;
     let receives = asked.direction as u32 == Direction::Ingress as u32;
-    let is_between = !receives && asked.peer.endpoint_id != 0;
+    let (is_between, now) = (!receives && asked.peer.endpoint_id != 0, now());
     if test_packet::is_test(ctx)
         || redirect::has_mark_of_proxy(ctx)
-        || is_between && stack_path::has_paths(asked.own, asked.own_epoch)
+        || is_between && stack_path::has_new_path(asked.own, asked.own_epoch, now)
     {
-        return false;
+        return NONE;
     }
-    let Some((ports, protocol)) = ports(ctx) else { return false };
-    let Some(packet) = Packet::with(ctx, ports, protocol) else { return false };
+    let Some((ports, protocol)) = ports(ctx) else { return NONE };
+    let Some(packet) = Packet::with(ctx, ports, protocol) else { return NONE };
     let (key, by_high) = packet.key();
     // SAFETY: a row's memory outlives this run; fields are read separately.
-    let Some(row) = (unsafe { FLOWS.get_ptr_mut(key.as_shared()).map(|row| &*row) }) else { return false };
+    let Some(row) = (unsafe { FLOWS.get_ptr_mut(key.as_shared()).map(|row| &*row) }) else { return NONE };
     let flags = row.flags;
     let differs = u32::from((flags & (OTHERS | FLOW_REPLIED)) ^ FLOW_REPLIED) | (row.rule & BY_SERVICE);
     if black_box(differs) != 0 {
-        return false;
+        return NONE;
     }
     let judged = if generation == 0 { 0 } else { generation.wrapping_add(key.generation()) };
-    let differs = (row.seen ^ now()) | (row.generation ^ judged);
+    let differs = (row.seen ^ now) | (row.generation ^ judged);
     if black_box(differs) != 0 || !Ends::of(asked, by_high).match_row(row) {
-        return false;
+        return NONE;
     }
     let by_stack = flags & FLOW_BY_STACK != 0;
     let sender = if by_high { row.high_epoch } else { row.low_epoch };
-    if receives { by_stack || sender == 0 } else { !is_between || !by_stack }
+    match () {
+        () if receives && !by_stack && sender != 0 => NONE,
+        () if is_between && by_stack => STACK,
+        () => OTHER,
+    }
 }
 
 /// [`Packet::ports`] and protocol of a packet that neither begins nor ends its flow.

@@ -145,6 +145,10 @@ unsafe fn describe(skb: *mut __sk_buff, event: *mut Event) {
     }
 }
 
+/// Writes an IPv4-mapped address.
+///
+/// # Safety
+///
 /// `to`: two writable words.
 #[inline(always)]
 unsafe fn mapped(to: *mut u64, address: u32) {

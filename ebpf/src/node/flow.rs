@@ -281,7 +281,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     Ok(way)
 }
 
-/// Marks a packet to a service for the backend's hook. False: drop an answer to a service address that is no longer
+/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. False for an answer to drop:
 /// its sender accepted it by a service address that is no longer accepted.
 #[inline(always)]
 fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {

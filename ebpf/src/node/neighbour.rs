@@ -122,6 +122,7 @@ enum Kind {
     Redirect,
 }
 
+/// `None` for other ICMPv6.
 #[inline(always)]
 fn kind(ctx: &TcContext) -> Result<Option<Kind>, DropReason> {
     let packet: Framed<IcmpHead> = Framed::at_start(ctx).ok_or(DropReason::Malformed)?;
@@ -249,6 +250,7 @@ fn checksum(answer: &MessageWithOption) -> u16 {
     let begin = (&raw const answer.message.ip.source).cast_mut().cast();
     // SAFETY: reads inside `answer`.
     let mut sum = unsafe { bpf_csum_diff(ptr::null_mut(), 0, begin, SUMMED, REST) } as u64 & 0xffff_ffff;
+    // 32 bits: two folds suffice.
     sum = (sum & 0xffff) + (sum >> 16);
     sum = (sum & 0xffff) + (sum >> 16);
     !(sum as u16)

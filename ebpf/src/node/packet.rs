@@ -15,14 +15,14 @@ use wharf_ebpf::{
 
 use crate::flow::forget;
 
-/// Fragment header (RFC 8200, 4.5).
+/// IPv6's fragment header (RFC 8200, 4.5).
 pub const FRAGMENT: u8 = 44;
 const IDENTIFICATION: u32 = 4;
 /// RFC 4302; IPv4 and IPv6.
 const AUTHENTICATION: u8 = 51;
 /// IPv6 extension headers as bits: hop-by-hop, routing, destination options, fragment (RFC 8200, 4).
 const LOW_EXTENSIONS: u64 = 1 << 0 | 1 << 43 | 1 << 60 | 1 << FRAGMENT;
-/// RFC 6275, RFC 7401, RFC 5533.
+/// Mobility (RFC 6275), HIP (RFC 7401), Shim6 (RFC 5533).
 const MOBILITY: u8 = 135;
 const HIP: u8 = 139;
 const SHIM6: u8 = 140;
@@ -41,7 +41,7 @@ pub struct Packet {
     pub source_port: u16,
     pub destination_port: u16,
     pub protocol: u8,
-    /// ICMP type; an echo request's if not visible.
+    /// ICMP or ICMPv6 type; an echo request's if not visible.
     pub kind: u8,
     pub signals: u8,
     /// RFC 792, RFC 4443.
@@ -212,8 +212,9 @@ const INCOMPLETE: u64 = 1 << 8;
 const FRAGMENT_UNIT: u32 = 8;
 
 /// Parses the IP headers at `offset`. Bits of the result: next protocol; [`INCOMPLETE`]; from 16, IPv4-style flags and
-/// offset; from 32, offset behind the IP headers; from 48, offset of a fragment's identification. Zero for a truncated
-/// IP header; protocol [`UNKNOWN_TRANSPORT`] for too many or too long headers, or a truncated packet.
+/// offset of a fragment; from 32, offset behind the IP headers; from 48, offset of a fragment's identification. Zero
+/// for a truncated IP header. The protocol is [`UNKNOWN_TRANSPORT`] for too many or too long headers, or a truncated
+/// packet.
 #[unsafe(no_mangle)]
 #[inline(never)]
 pub unsafe extern "C" fn wharf_headers(skb: *mut __sk_buff, offset: u32) -> u64 {

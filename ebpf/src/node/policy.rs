@@ -126,8 +126,8 @@ const OWN: u32 = 1;
 const OTHER: u32 = 2;
 const NOT_FOUND: u32 = (UNKNOWN >> 32) as u32;
 
-/// [`judge`]. `destination`: as in [`wharf_rules`]; `which`: the flags above and the flow's. Result: the passing rule
-/// in the low half, with [`REDIRECTED`]; or [`OWN`], [`OTHER`], [`NOT_FOUND`]. The client's redirect precedes the
+/// Judges the flow at both ends. `peer`: receiving endpoint, zero for the stack in either direction; `destination`: as
+/// in [`wharf_rules`]; `which`: the flags above, and the flow's. Result: in the low half the rule that passes it;
 /// [`OWN`], [`OTHER`], [`NOT_FOUND`] or [`REDIRECTED`]. Of two redirects, the client's comes first.
 #[unsafe(no_mangle)]
 #[inline(never)]
@@ -154,7 +154,7 @@ pub unsafe extern "C" fn wharf_judge(skb: *mut __sk_buff, own: u32, peer: u32, d
     } else {
         0
     };
-    // Only the sender's hook sees the address that the sender wrote. At the receiver, the packet's mark has that
+    // The sender's hook judges the address that the sender wrote. At the receiver, the packet's mark has that
     // judgement; for answers, the row.
     let translated = if sends { which & TRANSLATED != 0 } else { service_mark(ctx) != 0 };
     if !own_began && translated && sent & (DENIED | UNKNOWN | UNRESOLVED | RULE) == DENIED {

@@ -39,7 +39,8 @@ const WORDS: usize = 4;
 #[derive(Clone, Copy)]
 pub struct End(u64);
 
-/// Flag: the endpoint has a slot of `CALLS`, so other endpoints reach it without the stack.
+/// Flag of an [`End`] (bits 0 to 13 have the id, the upper 32 bits the low half of the epoch): the endpoint has a slot
+/// of `CALLS`, so another endpoint's program reaches it without the stack.
 const DIRECT: u64 = 1 << 30;
 /// Flag: the address is in a source prefix.
 const BY_PREFIX: u64 = 1 << 31;

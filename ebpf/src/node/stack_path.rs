@@ -13,7 +13,7 @@ use wharf_ebpf::{
     parse::Ipv6Address,
 };
 
-use crate::packet::Packet;
+use crate::{flow::now, packet::Packet};
 
 /// [`StackPathKey`] with addresses as words.
 #[repr(C)]
@@ -71,7 +71,20 @@ impl Key {
 
 #[inline(always)]
 pub fn has_paths(own: u32, own_epoch: u32) -> bool {
-    STACK_USERS.get(own).is_some_and(|epoch| *epoch as u32 == own_epoch)
+    STACK_USERS.get(own).is_some_and(|user| *user as u32 == own_epoch)
+}
+
+/// A path was recorded in this tick or the one before: `judge` may have looked at a flow of this tick before that.
+#[inline(always)]
+pub fn has_new_path(own: u32, own_epoch: u32, now: u32) -> bool {
+    let is_new = |user: u64| user as u32 == own_epoch && now.wrapping_sub((user >> 32) as u32) <= 1;
+    STACK_USERS.get(own).is_some_and(|user| is_new(*user))
+}
+
+/// A row of `STACK_USERS`.
+#[inline(always)]
+fn user(epoch: u64, now: u32) -> u64 {
+    epoch & u64::from(u32::MAX) | u64::from(now) << 32
 }
 
 #[inline(always)]
@@ -129,7 +142,8 @@ fn note_between(packet: &Packet, server: u32) {
         row.ports = path.row(client_epoch, server_epoch).map_or(0, |pair| pair.ports) + 1;
         let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     }
-    // After the rows: readers of the epoch find them.
-    let _ = STACK_USERS.set(direct, client_epoch, 0);
-    let _ = STACK_USERS.set(server, server_epoch, 0);
+    // After the rows: readers of the epochs find them.
+    let now = now();
+    let _ = STACK_USERS.set(direct, user(client_epoch, now), 0);
+    let _ = STACK_USERS.set(server, user(server_epoch, now), 0);
 }

@@ -133,7 +133,7 @@ impl Api {
     /// Patches an object.
     ///
     /// # Errors
-    /// As [`Self::open`]; status 409 when the patch names an outdated version.
+    /// As [`Self::open`]; status 409 when the patch names a version that is no longer the object's.
     pub async fn patch(&self, path: &str, merge: Merge, patch: &serde_json::Value) -> Result<(), Failure> {
         let form = match merge {
             Merge::Json => "application/merge-patch+json",
@@ -145,7 +145,7 @@ impl Api {
     /// Creates an object.
     ///
     /// # Errors
-    /// As [`Self::open`]; status 409 when the name exists.
+    /// As [`Self::open`]; status 409 when there is an object with this name.
     pub async fn create(&self, path: &str, object: &serde_json::Value) -> Result<(), Failure> {
         self.write(Method::POST, path, "application/json", object).await
     }
@@ -196,7 +196,7 @@ impl std::fmt::Debug for Api {
 /// Builds a request.
 ///
 /// # Errors
-/// Its parts are invalid.
+/// It has no valid URI.
 pub fn request(method: Method, uri: Uri, form: Option<&str>, body: Body) -> Result<Request<Body>, Failure> {
     let mut request = Request::builder().method(method).uri(uri).header(header::ACCEPT, "application/json");
     if let Some(form) = form {

@@ -68,7 +68,7 @@ impl Servers {
     /// Replaces the known addresses, and writes them when they differ.
     ///
     /// # Errors
-    /// The write failed; the addresses are used nevertheless.
+    /// The file system's; the addresses are used nevertheless.
     pub fn learn(&self, mut addresses: Vec<String>) -> io::Result<()> {
         addresses.sort();
         addresses.dedup();

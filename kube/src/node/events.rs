@@ -59,7 +59,7 @@ impl Events {
     /// each cause and retried after 10 minutes.
     ///
     /// # Errors
-    /// No answer, or a refusal of all requests (401, 429); the remaining Events are not tried.
+    /// The request of an Event has no answer, or one about all requests (401, 429); others are not tried.
     pub async fn report(&mut self, api: &Api, node: &Node, state: &AgentState) -> Result<(), Failure> {
         self.created.retain(|_, at| at.elapsed() < AGAIN);
         if self.began.elapsed() >= WINDOW {

@@ -36,7 +36,7 @@ struct Named<'a> {
     namespace: Option<&'a str>,
 }
 
-/// A policy as JSON: version, kind, name, namespace, `spec` and `specs`. Changes of other fields have no effect and are
+/// The document of a policy as JSON: version, kind, name and namespace, `spec` and `specs`. Status and other metadata
 /// have no effect on policy, so their changes are not sent.
 ///
 /// # Errors

@@ -34,7 +34,7 @@ impl AgentState {
     /// Whether a reported condition holds; an absent condition does not.
     ///
     /// # Errors
-    /// The condition's message.
+    /// It does not hold.
     pub fn condition(&self, name: &str) -> Result<(), String> {
         let conditions = self.report.iter().flat_map(|report| &report.conditions);
         match conditions.into_iter().find(|condition| condition.name == name) {

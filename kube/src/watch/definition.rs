@@ -50,7 +50,8 @@ impl Definition {
 /// The preferred version that both cluster and agent support; `None` without a definition.
 ///
 /// # Errors
-/// The definition is unreadable, or has no version that the agent reads: policies in force stay.
+/// The definition cannot be read, or has no version that the agent reads: policies in force stay. One that does not
+/// exist is no error.
 pub(super) async fn served(api: &Api, custom: &Custom) -> Result<Option<Served>, Failure> {
     match api.object::<Definition>(&custom.definition()).await {
         Ok(definition) => choose(custom, &definition).map(Some),

@@ -36,7 +36,7 @@ use self::{
 
 /// Two thirds of the longest time between lists.
 const RELIST: Duration = Duration::from_secs(600);
-/// Added for each object of the last list, and a fifth of it after a failed connection: the agents of all nodes list
+/// Added to it for each object of the last list, and a fifth to the wait after a failed connection: the agents of all
 /// nodes list all objects.
 const FOR_OBJECT: Duration = Duration::from_millis(10);
 /// Seconds until the list after a failed connection: a restored store may have other objects at the watch's version.

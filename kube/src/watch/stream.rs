@@ -49,7 +49,7 @@ pub(super) struct Version(String);
 
 impl Version {
     /// # Errors
-    /// A watch at this version would begin anywhere.
+    /// A watch from it would begin at any version.
     pub(super) fn new(version: String) -> Result<Self, Failure> {
         if version.is_empty() || version == "0" || !version.bytes().all(|byte| byte.is_ascii_alphanumeric()) {
             return Err(Failure::Request(format!("the list has the resourceVersion {version:?}")));
@@ -73,7 +73,7 @@ impl Watcher {
     /// Watches until the server ends the stream as requested. `version` follows the events.
     ///
     /// # Errors
-    /// Any other end.
+    /// Any other end of the stream.
     pub(super) async fn watch(&self, served: &Served, version: &mut Version) -> Result<(), Stop> {
         let seconds = rand::random_range(SECONDS);
         let query = format!(

@@ -27,7 +27,11 @@ pub(super) const REPEAT: u32 = 1_000_000;
 /// Hops that a packet can lose: runs of one call when each run takes one.
 pub(super) const HOPS: u32 = 250;
 
-/// Nanoseconds a packet.
+/// Of a flow's packets, and of the answers to them.
+const PORTS: (u16, u16) = (4000, 4001);
+const ANSWER: (u16, u16) = (4001, 4000);
+
+/// Nanoseconds a packet of a kept flow.
 ///
 /// # Errors
 /// When a program does not decide as it should, so that something else would be measured.
@@ -48,13 +52,24 @@ fn on_endpoints(node: &Node, a: &Endpoint, b: &Endpoint, rounds: usize, quick: b
     let calls = if quick { 20 } else { 400 };
     let mut group = Group::new("one packet in the programs", "ns", Better::Lower);
     let packets = Packets::between(a, b)?;
+    // Both ends of each flow send once, so that it is kept.
+    for v6 in [false, true] {
+        for (endpoint, program, packet, verdict) in [
+            (a, "from_container", packets.to_node(v6)?, OK),
+            (a, "to_container", packets.sent_by_node(v6)?, OK),
+            (a, "from_container", packets.to_endpoint(v6)?, REDIRECT),
+            (b, "from_container", packets.answer(v6)?, REDIRECT),
+        ] {
+            run(&pinned(node, endpoint, program)?, &packet, link_of(endpoint)?, 1, verdict)?;
+        }
+    }
     for (name, endpoint, program, packet, verdict) in [
         ("from_container, to the node, IPv4", a, "from_container", packets.to_node(false)?, OK),
         ("from_container, to the node, IPv6", a, "from_container", packets.to_node(true)?, OK),
         ("deliver, IPv4", b, "deliver", packets.delivered(false)?, REDIRECT),
         ("deliver, IPv6", b, "deliver", packets.delivered(true)?, REDIRECT),
-        ("to_container, IPv4", b, "to_container", packets.sent_by_node(false)?, OK),
-        ("to_container, IPv6", b, "to_container", packets.sent_by_node(true)?, OK),
+        ("to_container, IPv4", a, "to_container", packets.sent_by_node(false)?, OK),
+        ("to_container, IPv6", a, "to_container", packets.sent_by_node(true)?, OK),
     ] {
         let program = pinned(node, endpoint, program)?;
         let link = link_of(endpoint)?;
@@ -127,13 +142,13 @@ impl Packets {
     /// From A's container to the node.
     fn to_node(&self, v6: bool) -> Result<Vec<u8>> {
         let (container, host) = self.a;
-        frame(host, container, pick(self.a_addresses, v6), pick(self.gateways, v6))
+        frame(host, container, pick(self.a_addresses, v6), pick(self.gateways, v6), PORTS)
     }
 
     /// From A's container to B, with all the hops there can be.
     fn to_endpoint(&self, v6: bool) -> Result<Vec<u8>> {
         let (container, host) = self.a;
-        let mut frame = frame(host, container, pick(self.a_addresses, v6), pick(self.b_addresses, v6))?;
+        let mut frame = frame(host, container, pick(self.a_addresses, v6), pick(self.b_addresses, v6), PORTS)?;
         // The programs do not look at the IPv4 header's checksum, they only keep it as true as it was.
         *frame.get_mut(if v6 { 21 } else { 22 }).context("a hop count")? = 255;
         Ok(frame)
@@ -142,13 +157,19 @@ impl Packets {
     /// From A, at B's `deliver`.
     fn delivered(&self, v6: bool) -> Result<Vec<u8>> {
         let (container, host) = self.a;
-        frame(host, container, pick(self.a_addresses, v6), pick(self.b_addresses, v6))
+        frame(host, container, pick(self.a_addresses, v6), pick(self.b_addresses, v6), PORTS)
     }
 
-    /// From the node, at B's `to_container`.
-    fn sent_by_node(&self, v6: bool) -> Result<Vec<u8>> {
+    /// From B's container, the answer to [`Self::to_endpoint`].
+    fn answer(&self, v6: bool) -> Result<Vec<u8>> {
         let (container, host) = self.b;
-        frame(container, host, pick(self.gateways, v6), pick(self.b_addresses, v6))
+        frame(host, container, pick(self.b_addresses, v6), pick(self.a_addresses, v6), ANSWER)
+    }
+
+    /// From the node, at A's `to_container`: the answer to [`Self::to_node`].
+    fn sent_by_node(&self, v6: bool) -> Result<Vec<u8>> {
+        let (container, host) = self.a;
+        frame(container, host, pick(self.gateways, v6), pick(self.a_addresses, v6), ANSWER)
     }
 }
 
@@ -157,9 +178,9 @@ fn pick([v4, v6]: [IpAddr; 2], is_v6: bool) -> IpAddr {
 }
 
 /// UDP with 32 bytes.
-fn frame(to: Mac, from: Mac, source: IpAddr, destination: IpAddr) -> Result<Vec<u8>> {
+fn frame(to: Mac, from: Mac, source: IpAddr, destination: IpAddr, ports: (u16, u16)) -> Result<Vec<u8>> {
     ensure!(source.is_ipv4() == destination.is_ipv4(), "addresses of two families");
-    let datagram = frame::udp(source, destination, (4000, 4001), &[0; 32]);
+    let datagram = frame::udp(source, destination, ports, &[0; 32]);
     let ethertype = if source.is_ipv4() { frame::IPV4 } else { frame::IPV6 };
     Ok(frame::ethernet(to, from, ethertype, &frame::ip(source, destination, 17, &datagram)))
 }

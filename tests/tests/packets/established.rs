@@ -183,14 +183,21 @@ fn marks_of_the_proxy_and_noted_paths_are_left_to_judge() -> Result<()> {
             ensure!(same.context("a tick began in each of ten runs")??, "{sent:?}, mark {mark:x}");
         }
     }
-    // A flow of the pair takes the stack, so that the next one may have to.
-    let mut users: Array<&mut MapData, u64> = a.node.map_mut(map::STACK_USERS).context("users")?.try_into()?;
-    users.set(A.id, A.epoch, 0).context("set STACK_USERS")?;
+    // A flow of the pair has taken the stack since, so that this one may have to; or before the tick of its row.
     a.clear_node_call(NodeCall::Judge)?;
     for sent in kinds().into_iter().filter(|sent| sent.by_a) {
-        let of = |a: &mut Endpoint| seen(a, NodeCall::Established, sent, &packet(sent), established(sent)).transpose();
-        let (outcome, ..) = (0..10).find_map(|_| of(&mut a)).context("a tick began in each of ten runs")??;
-        ensure!((outcome.action == SHOT) == is_direct(&sent), "{sent:?}: {outcome:?}");
+        for ago in [0, 1, 2, 1_000] {
+            let of = |a: &mut Endpoint| {
+                let noted = u64::from(now()?.wrapping_sub(ago));
+                let mut users: Array<&mut MapData, u64> =
+                    a.node.map_mut(map::STACK_USERS).context("users")?.try_into()?;
+                users.set(A.id, A.epoch | noted << 32, 0).context("set STACK_USERS")?;
+                seen(a, NodeCall::Established, sent, &packet(sent), established(sent))
+            };
+            let seen = (0..10).find_map(|_| of(&mut a).transpose());
+            let (outcome, ..) = seen.context("a tick began in each of ten runs")??;
+            ensure!((outcome.action == SHOT) == (is_direct(&sent) && ago < 2), "{ago} ticks, {sent:?}: {outcome:?}");
+        }
     }
     Ok(())
 }

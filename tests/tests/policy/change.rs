@@ -115,18 +115,18 @@ fn cuts_and_lets_go_on(delivery: &str) -> Result<()> {
         let mute = network_policy("web", "{podSelector: {matchLabels: {app: web}}, policyTypes: [Egress]}");
         for (text, looser) in [(nobody(), Some(front_end())), (mute, None)] {
             import(node, &text)?;
-            flows.iter().try_for_each(Flows::are_cut)?;
+            wait::all(&flows, Flows::are_cut)?;
             match looser {
                 Some(text) => import(node, &text).map(drop)?,
                 None => forget(node)?,
             }
-            flows.iter().try_for_each(Flows::catch_up)?;
+            wait::all(&flows, Flows::catch_up)?;
             import(node, &front_end())?;
-            flows.iter().try_for_each(Flows::go_on)?;
+            wait::all(&flows, Flows::go_on)?;
         }
         // Rules are about the side that begins: what the front end may get does not matter.
         import(node, &network_policy("web", "{podSelector: {matchLabels: {app: web}}}"))?;
-        flows.iter().try_for_each(Flows::go_on).context("answers")?;
+        wait::all(&flows, Flows::go_on).context("answers")?;
         ensure!(!db.reaches(web.end.v4()?.into(), Ask::Tcp(80))?, "the database may not begin");
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
     })
@@ -137,14 +137,15 @@ fn flows_go_on_after_a_tightened_policy_where_the_operator_wants_that() -> Resul
     scenario(NodeConfig::default().flags(&["--policy-keep-flows=on"]), |node| {
         let (web, db, flows) = scene(node)?;
         import(node, &nobody())?;
-        flows.iter().try_for_each(Flows::go_on)?;
-        for address in db.end.both()? {
-            ensure!(!web.reaches(address, Ask::Tcp(80))?, "a new connection to {address}");
-            ensure!(!web.reaches(address, Ask::Udp(53))?, "a new flow to {address}");
-        }
+        wait::all(&flows, Flows::go_on)?;
+        let ways = db.end.both()?.into_iter().flat_map(|to| [Ask::Tcp(80), Ask::Udp(53)].map(|ask| (to, ask)));
+        wait::all(ways, |(to, ask)| {
+            ensure!(!web.reaches(to, ask)?, "a new flow to {to}, {ask:?}");
+            Ok(())
+        })?;
         node.kill_agent()?;
         node.start_agent()?;
-        flows.iter().try_for_each(Flows::go_on).context("after a restart")?;
+        wait::all(&flows, Flows::go_on).context("after a restart")?;
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
     })
 }
@@ -155,13 +156,13 @@ fn enforcement_that_begins_cuts_flows() -> Result<()> {
         let mode = |mode: &str| patch_config(node, &json!({"policy_enforcement": mode}));
         let (web, db, flows) = scene(node)?;
         import(node, &nobody())?;
-        flows.iter().try_for_each(Flows::go_on)?;
+        wait::all(&flows, Flows::go_on)?;
         mode("default")?;
-        flows.iter().try_for_each(Flows::are_cut)?;
+        wait::all(&flows, Flows::are_cut)?;
         mode("never")?;
-        flows.iter().try_for_each(Flows::catch_up)?;
+        wait::all(&flows, Flows::catch_up)?;
         mode("always")?;
-        flows.iter().try_for_each(Flows::are_cut)?;
+        wait::all(&flows, Flows::are_cut)?;
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
     })
 }
@@ -173,13 +174,13 @@ fn the_end_of_an_audit_cuts_flows() -> Result<()> {
         let (web, db, flows) = scene(node)?;
         node.stop_agent()?;
         node.set_flag("--policy-audit=on", false);
-        flows.iter().try_for_each(Flows::go_on).context("without an agent")?;
+        wait::all(&flows, Flows::go_on).context("without an agent")?;
         node.start_agent()?;
-        flows.iter().try_for_each(Flows::are_cut)?;
+        wait::all(&flows, Flows::are_cut)?;
         node.stop_agent()?;
         node.set_flag("--policy-audit=on", true);
         node.start_agent()?;
-        flows.iter().try_for_each(Flows::catch_up)?;
+        wait::all(&flows, Flows::catch_up)?;
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
     })
 }
@@ -196,11 +197,11 @@ fn other_labels_of_a_namespace_cut_flows_at_once() -> Result<()> {
         let spec = "{podSelector: {matchLabels: {app: db}},
             ingress: [{from: [{namespaceSelector: {matchLabels: {team: a}}}]}]}";
         import(node, &network_policy("db", spec))?;
-        flows.iter().try_for_each(Flows::go_on)?;
+        wait::all(&flows, Flows::go_on)?;
         team("b")?;
-        flows.iter().try_for_each(Flows::are_cut)?;
+        wait::all(&flows, Flows::are_cut)?;
         team("a")?;
-        flows.iter().try_for_each(Flows::catch_up)?;
+        wait::all(&flows, Flows::catch_up)?;
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
     })
 }
@@ -210,11 +211,11 @@ fn other_labels_cut_flows_at_once() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let (web, db, flows) = scene(node)?;
         import(node, &front_end())?;
-        flows.iter().try_for_each(Flows::go_on)?;
+        wait::all(&flows, Flows::go_on)?;
         relabel(node, &web.end, &["cni:app=other"])?;
-        flows.iter().try_for_each(Flows::are_cut)?;
+        wait::all(&flows, Flows::are_cut)?;
         relabel(node, &web.end, &["cni:app=web"])?;
-        flows.iter().try_for_each(Flows::catch_up)?;
+        wait::all(&flows, Flows::catch_up)?;
         [web, db].iter().try_for_each(|pod| node.detach(&pod.end))
     })
 }

@@ -4,7 +4,7 @@ use std::num::NonZeroU16;
 
 use anyhow::{Context as _, Result, ensure};
 use wharf_api::{EndpointPatch, Enforcement, NamedPort, Protocol};
-use wharf_tests::{Node, NodeConfig, scenario};
+use wharf_tests::{Node, NodeConfig, scenario, wait};
 
 use crate::pods::{Ask, Pod, change, document, import, network_policy, relabel};
 
@@ -19,11 +19,11 @@ fn enforcement(mode: Enforcement) -> EndpointPatch {
 
 /// Whether the port is reached over both families, as it should.
 fn reached(from: &Pod, to: &Pod, port: u16, passes: bool) -> Result<()> {
-    for address in to.end.both()? {
+    wait::all(to.end.both()?, |address| {
         let reached = from.reaches(address, Ask::Tcp(port))?;
         ensure!(reached == passes, "{address}, port {port}: {reached}");
-    }
-    Ok(())
+        Ok(())
+    })
 }
 
 fn detach(node: &Node, pods: &[&Pod]) -> Result<()> {
@@ -41,10 +41,8 @@ fn each_peer_has_its_own_number_of_a_named_port_and_an_endpoint_its_own_enforcem
         change(node, &one.end, &named(80)?)?;
         change(node, &other.end, &named(81)?)?;
         let by_name = || {
-            reached(&web, &one, 80, true)?;
-            reached(&web, &one, 81, false)?;
-            reached(&web, &other, 81, true)?;
-            reached(&web, &other, 80, false)
+            let ways = [(&one, 80, true), (&one, 81, false), (&other, 81, true), (&other, 80, false)];
+            wait::all(ways, |(to, port, passes)| reached(&web, to, port, passes))
         };
         by_name()?;
         reached(&one, &web, 80, true)?;

@@ -57,23 +57,22 @@ fn server(node: &Node) -> Result<(Pod, EchoServer)> {
 
 /// Who asks, and whether they are answered.
 fn hold(asks: &[(&Pod, bool)], world: (&World, bool), when: &str) -> Result<()> {
-    for to in NODE.into_iter().chain(SERVICE) {
+    wait::all(NODE.into_iter().chain(SERVICE), |to| {
         let to: IpAddr = to.parse()?;
-        for ask in [Ask::Tcp(PORT), Ask::Udp(PORT)] {
-            for (pod, passes) in asks {
-                let answered = pod.reaches(to, ask)?;
-                ensure!(answered == *passes, "{when}: {} by {to}, {ask:?}: {answered}", pod.sandbox.name());
-            }
-        }
-    }
+        let asks = asks.iter().flat_map(|(pod, passes)| [Ask::Tcp(PORT), Ask::Udp(PORT)].map(|ask| (pod, ask, passes)));
+        wait::all(asks, |(pod, ask, passes)| {
+            let answered = pod.reaches(to, ask)?;
+            ensure!(answered == *passes, "{when}: {} by {to}, {ask:?}: {answered}", pod.sandbox.name());
+            Ok(())
+        })
+    })?;
     // The world has no route to services.
-    for to in NODE {
-        for ask in [Ask::Tcp(PORT), Ask::Udp(PORT)] {
-            let answered = ask.is_answered(world.0.space()?, to.parse()?, DENIED)?;
-            ensure!(answered == world.1, "{when}: the world by {to}, {ask:?}: {answered}");
-        }
-    }
-    Ok(())
+    let asks = NODE.into_iter().flat_map(|to| [Ask::Tcp(PORT), Ask::Udp(PORT)].map(|ask| (to, ask)));
+    wait::all(asks, |(to, ask)| {
+        let answered = ask.is_answered(world.0.space()?, to.parse()?, DENIED)?;
+        ensure!(answered == world.1, "{when}: the world by {to}, {ask:?}: {answered}");
+        Ok(())
+    })
 }
 
 /// Asks the echo and is answered.
@@ -95,9 +94,10 @@ fn a_tightened_policy_cuts_translated_connections() -> Result<()> {
         let go_on = || streams.iter().try_for_each(|(to, stream)| talk(stream, wait::PATIENCE).context(to.clone()));
         go_on()?;
         import(node, &network_policy("db", "{podSelector: {matchLabels: {app: db}}}"))?;
-        for (to, stream) in &streams {
+        wait::all(&streams, |(to, stream)| {
             ensure!(talk(stream, DENIED).is_err(), "{to} goes on");
-        }
+            Ok(())
+        })?;
         forget(node)?;
         // First what was sent while they were cut.
         for (to, mut stream) in streams.iter().map(|(to, stream)| (to, stream)) {

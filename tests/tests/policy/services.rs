@@ -12,7 +12,7 @@ use wharf_tests::{
     Node, NodeConfig,
     echo::{self, EchoServer},
     process::{command_in, run},
-    scenario,
+    scenario, wait,
     world::{NODE, World},
 };
 
@@ -69,19 +69,19 @@ fn lead(node: &Node, behind: Behind, to: [IpAddr; 2], echo: &EchoServer) -> Resu
 
 /// Whom a client reaches.
 fn hold(web: &Pod, passes: &[Behind], when: &str) -> Result<()> {
-    for behind in [Behind::Db, Behind::Cache, Behind::World, Behind::Node] {
+    wait::all([Behind::Db, Behind::Cache, Behind::World, Behind::Node], |behind| {
         let expected = passes.iter().any(|one| *one as u8 == behind as u8);
-        for address in service(behind)? {
+        wait::all(service(behind)?, |address| {
             // The node answers a datagram from another address of its own.
             let asks: &[Ask] =
                 if matches!(behind, Behind::Node) { &[Ask::Tcp(PORT)] } else { &[Ask::Tcp(PORT), Ask::Udp(PORT)] };
-            for ask in asks.iter().copied() {
-                let answered = web.reaches(address, ask)?;
+            wait::all(asks, |ask| {
+                let answered = web.reaches(address, *ask)?;
                 ensure!(answered == expected, "{when}: the service of {behind:?} at {address}, {ask:?}: {answered}");
-            }
-        }
-    }
-    Ok(())
+                Ok(())
+            })
+        })
+    })
 }
 
 /// A policy of the client's: it sends to these alone.

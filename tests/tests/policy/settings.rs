@@ -24,13 +24,12 @@ fn database(rules: &str) -> String {
 
 /// Whether both ports, over both families, are as they should.
 fn reached(web: &Pod, db: &Pod, ports: [(u16, bool); 2]) -> Result<()> {
-    for address in db.end.both()? {
-        for (port, passes) in ports {
-            let reached = web.reaches(address, Ask::Tcp(port))?;
-            ensure!(reached == passes, "{address}, port {port}: {reached}");
-        }
-    }
-    Ok(())
+    let ways = db.end.both()?.into_iter().flat_map(|address| ports.map(|(port, passes)| (address, port, passes)));
+    wait::all(ways, |(address, port, passes)| {
+        let reached = web.reaches(address, Ask::Tcp(port))?;
+        ensure!(reached == passes, "{address}, port {port}: {reached}");
+        Ok(())
+    })
 }
 
 fn await_revision(node: &Node, revision: u64) -> Result<()> {

@@ -184,7 +184,7 @@ fn modules_of(root: &Path) -> Result<String> {
     Ok(first.with_context(|| format!("list {}", directory.display()))?.file_name().to_string_lossy().into_owned())
 }
 
-/// Modules and dependencies in load order. A line of `modules.dep` has a file, a colon, and dependencies in reverse
+/// Files of the wanted modules and their dependencies, in load order. A line of `modules.dep` has a file, a colon, and
 /// its dependencies in reverse order.
 fn load_order(dependencies: &str, builtin: &str, wanted: &[&str]) -> Result<Vec<String>> {
     let mut order: Vec<String> = Vec::new();

@@ -135,7 +135,7 @@ struct Inner {
     processed: Mark,
     opened: Option<Instant>,
     known: Known,
-    /// Every namespace was sent, possibly before the last start. A stream without this kind has sent them with its last
+    /// A producer, or the one before the last start, has sent every namespace. A stream without this kind has sent them
     /// with its last row.
     has_namespaces: bool,
     /// A producer whose stream has policies has sent every row, possibly before the last start.

@@ -21,7 +21,7 @@ pub struct Replayed {
     pub ended: Option<String>,
 }
 
-/// Handles a new producer's messages as a session does, in an empty feed; ends where a session waits. `own`: name of
+/// Handles the messages of a new producer as a session does, in a feed without rows. The stream ends where a session
 /// waits. `own`: name of this node.
 #[must_use]
 pub fn replay(own: &str, messages: impl IntoIterator<Item = v1::ProducerMessage>) -> Replayed {

@@ -43,7 +43,7 @@ const GRACE: Duration = Duration::from_secs(1);
 /// Binds the socket in its directory.
 ///
 /// # Errors
-/// Unknown group, another agent answers, or the file system.
+/// The group does not exist, another agent answers, or the file system refuses.
 pub async fn bind(feed: &ClusterFeed) -> anyhow::Result<Socket> {
     Socket::bind_apart(&feed.socket, feed.group.clone(), feed.reach.clone()).await
 }

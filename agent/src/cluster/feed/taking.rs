@@ -13,7 +13,7 @@ impl ClusterFeed {
     /// Gives the consumer the changed rows.
     ///
     /// # Errors
-    /// The consumer's, or a failed write; the next call repeats the changes.
+    /// The consumer's, or the rows cannot be kept: the changes are repeated by the next call.
     pub async fn take(&self, consumer: &dyn Consumer) -> Result<(), String> {
         let (effects, mark, known, complete, is_news) = {
             let mut inner = lock(&self.inner);

@@ -355,6 +355,7 @@ impl Agent {
         let observing = [
             Operation::ObserveNetns,
             Operation::Dump,
+            Operation::CallSlots,
             Operation::ObserveEndpoint,
             Operation::ObserveNode,
             Operation::ObserveNetworks,

@@ -51,7 +51,7 @@ impl Monitor {
     /// The next event; `None` at the stream's end. Cancel-safe.
     ///
     /// # Errors
-    /// Invalid event, or end of the connection within a line. Do not call again after an error.
+    /// The connection ended within a line, or a line is not an event. Do not call again after an error.
     pub async fn next(&mut self) -> Result<Option<MonitorEvent>, ClientError> {
         loop {
             if let Some(line) = self.take_line() {

@@ -232,7 +232,7 @@ pub struct Feed {
     is_open: bool,
     /// All kinds of the last stream were once complete.
     is_synced: bool,
-    /// Addresses of nodes in force at the last [`Feed::take_effects`]. Pods lose them: pods of the host's network share
+    /// Of the nodes in force at the last [`Feed::take_effects`]. No pod has such an address: pods of the host's network
     /// share it.
     node_addresses: BTreeSet<IpAddr>,
     /// Pods with a node's address, by uid.
@@ -272,7 +272,7 @@ impl Feed {
         feed
     }
 
-    /// Opens a stream, which replaces an open one. Rows stay in force, unconfirmed. Kinds outside `kinds` do not
+    /// Opens a stream, also in place of an open one. Rows stay in force; all are unconfirmed. Rows of other kinds than
     /// `kinds` do not change during the stream.
     pub fn open(&mut self, kinds: BTreeSet<Kind>) {
         self.phases = kinds.into_iter().map(|kind| (kind, Phase::Waiting)).collect();

@@ -21,12 +21,12 @@ pub enum Side {
     Container,
 }
 
-/// A route in place of the node's.
+/// The route found where the node's route to the endpoint should be.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum RouteSeen {
-    /// Wharf's, over another interface, by name, or unreachable.
+    /// Wharf's: over this interface, or unreachable if `None`.
     Ours(Option<String>),
-    /// By interface.
+    /// Another program's, over this interface.
     Foreign(Option<String>),
 }
 
@@ -218,7 +218,7 @@ pub enum EndpointProblem {
     StrayFilter {
         /// On this hook.
         program: String,
-        /// Id.
+        /// Id found in the kernel.
         id: u32,
     },
     /// A tcx link remains in clsact mode.
@@ -239,14 +239,14 @@ pub enum EndpointProblem {
         name: String,
         /// Expected id.
         expected: u32,
-        /// Id.
+        /// Id found in the kernel.
         found: u32,
     },
     /// The programs do not use the pinned map.
     MapUnused {
         /// Map.
         map: String,
-        /// Id.
+        /// Id found in the kernel.
         pinned: u32,
         /// Ids.
         used: Vec<u32>,
@@ -278,7 +278,7 @@ pub enum EndpointProblem {
     CallSlot {
         /// Expected id, if known.
         expected: Option<u32>,
-        /// Id.
+        /// Id found in the kernel.
         found: Option<u32>,
     },
     /// An nftables entry is missing.

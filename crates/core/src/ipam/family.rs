@@ -179,6 +179,7 @@ impl FamilyPool {
         self.resting.get(number(ip)).filter(|s| s.rest.ip == ip)
     }
 
+    /// At most `u64::MAX`.
     pub(super) fn total(&self) -> u64 {
         let total = self.ranges.iter().fold(0u128, |sum, r| sum.saturating_add((r.last - r.first).saturating_add(1)));
         u64::try_from(total).unwrap_or(u64::MAX)

@@ -184,8 +184,8 @@ impl OverlaySpec {
         Self::HEADERS + if over_ipv6 { 40 } else { 20 }
     }
 
-    /// MTU inside the overlay, bytes, at least [`MIN_MTU`]. If `underlay` is too small for it, packets are fragmented
-    /// over IPv4 and lost over IPv6 ([`NodeSpec::overlay_mtu_problem`]). One value for all nodes, because the kernel
+    /// What remains of the MTU between the nodes, bytes. At least what IPv6 needs: over IPv4, a longer packet is then
+    /// sent in fragments; over IPv6, see [`NodeSpec::overlay_mtu_problem`]. One value for all nodes, because the kernel
     /// forwards IPv6 by the interface's MTU, not the route's.
     #[must_use]
     pub const fn mtu_within(underlay: u32, over_ipv6: bool) -> u32 {

@@ -54,7 +54,7 @@ fn owner(link: &LinkRef) -> String {
     format!(":{}:{}", link.id, link.epoch)
 }
 
-/// Returns whether all filters existed. `NotFound` only when the interface is gone; `Conflict` for a foreign filter or
+/// Attaches or replaces the filters. Returns whether all existed. `NotFound` only when the interface is gone;
 /// `Conflict` for a foreign filter or qdisc.
 pub(super) fn ensure(ifname: &str, wanted: &[Wanted<'_>]) -> Result<bool> {
     let mut device = Device::open(ifname)?.ok_or_else(|| gone(ATTACH, ifname.to_owned()))?;
@@ -371,7 +371,8 @@ fn qdisc(index: i32) -> TcMessage {
     TcMessage::from_parts(header, vec![TcAttribute::Kind(CLSACT.to_owned())])
 }
 
-/// See docs/design/datapath.md, "Objects of the node".
+/// A qdisc without programs keeps hooks in use on the machine. The kernel patches code on all processors for the first
+/// and the last hook: 0.1 ms of an ADD or more.
 pub(crate) fn keep_hooks(index: IfIndex) -> Request {
     Request::new(RouteNetlinkMessage::NewQueueDiscipline(qdisc(index.0.cast_signed())), NLM_F_CREATE)
 }

@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Mutex, PoisonError},
+    sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -26,40 +26,50 @@ use wharf_core::{
 use super::{Bpf, loader, maps, rows::address_of};
 use crate::error::{fail, wrap};
 
-/// Locked during a collection: the program counts in the tables. aya cannot move a program out of its object.
+/// The node's object, whose programs `collect` and `translated` belong to this process. Locked during a collection,
+/// which counts in the tables. aya cannot move a program out of its object.
 #[derive(Default)]
 pub(super) struct Collector {
-    program: Mutex<Option<Ebpf>>,
+    node: Mutex<Option<Ebpf>>,
     /// At the last collection: packets whose flows were not kept, and packets without a row.
     lost: Mutex<(u64, u64)>,
 }
 
 impl Collector {
-    fn load(mut node: Ebpf) -> Result<Ebpf> {
+    /// Verifies the program and takes the object.
+    pub(super) fn load(&self, mut node: Ebpf) -> Result<()> {
         let failed = |e: &ProgramError| loader::load_error(format!("{} of the node", map::COLLECT), e);
-        let program: &mut RawTracePoint = match node.program_mut(map::COLLECT) {
-            Some(program) => program.try_into().map_err(|e| failed(&e))?,
-            None => return Err(absent()),
-        };
+        let program = node.program_mut(map::COLLECT).ok_or_else(absent)?;
+        let program: &mut RawTracePoint = program.try_into().map_err(|e| failed(&e))?;
         program.load().map_err(|e| failed(&e))?;
-        Ok(node)
+        *self.node() = Some(node);
+        Ok(())
     }
 
-    /// The first run loads the program: a start does not wait for its verification.
-    fn run(&self, object: impl FnOnce() -> Result<Ebpf>) -> Result<()> {
-        let mut node = self.program.lock().unwrap_or_else(PoisonError::into_inner);
-        let node = match &mut *node {
-            Some(node) => node,
-            none => none.insert(Self::load(object()?)?),
-        };
-        let program = node.program(map::COLLECT).ok_or_else(absent)?;
-        let program: &RawTracePoint = program.try_into().map_err(|e: ProgramError| refused(&e))?;
-        program.test_run(RawTracePointRunOptions::new()).map(drop).map_err(|e| refused(&e))
+    /// Without the object, flows are not collected.
+    pub(super) fn clear(&self) {
+        *self.node() = None;
+    }
+
+    pub(super) fn with_object<T>(&self, job: impl FnOnce(&mut Ebpf) -> Result<T>) -> Result<T> {
+        job(self.node().as_mut().ok_or_else(absent)?)
+    }
+
+    fn run(&self) -> Result<()> {
+        self.with_object(|node| {
+            let program = node.program(map::COLLECT).ok_or_else(absent)?;
+            let program: &RawTracePoint = program.try_into().map_err(|e: ProgramError| refused(&e))?;
+            program.test_run(RawTracePointRunOptions::new()).map(drop).map_err(|e| refused(&e))
+        })
+    }
+
+    fn node(&self) -> MutexGuard<'_, Option<Ebpf>> {
+        self.node.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 fn absent() -> KernelError {
-    fail(COLLECT, map::FLOWS, KernelErrorKind::NotFound, "the embedded object has no such program")
+    fail(COLLECT, map::FLOWS, KernelErrorKind::NotFound, "the node's programs are removed")
 }
 
 fn refused(error: &(dyn std::error::Error + 'static)) -> KernelError {
@@ -73,7 +83,7 @@ const RECENT_TICKS: u32 = 10;
 impl Bpf {
     pub(crate) fn collect_flows(&self) -> Result<FlowUsage> {
         let began = Instant::now();
-        self.collector.run(|| self.load_node())?;
+        self.collector.run()?;
         let took = began.elapsed();
         let totals = self.flow_totals()?;
         let mut usage = FlowUsage {

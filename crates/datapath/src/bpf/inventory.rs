@@ -274,6 +274,7 @@ impl Bpf {
             let failed = |e: &(dyn std::error::Error + 'static)| wrap("read map", map::STACK_USERS, e);
             let epoch = epochs.get(&u32::from(id.get()), 0).map_err(|e| failed(&e))?;
             if epoch != 0 {
+                let epoch = epoch & u64::from(u32::MAX);
                 users.push(row([("endpoint", id.to_string()), ("epoch", epoch.to_string())]));
             }
         }

@@ -16,6 +16,9 @@ use crate::{error::wrap, settings::boot_id};
 /// File name prefix in the run directory.
 pub const RECORD_STEM: &str = "programs.";
 
+/// Bytes.
+const MAX_RECORD: u64 = 64 << 10;
+
 /// The kernel does not reuse an id of a program or map before a boot.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Load {
@@ -36,7 +39,9 @@ impl Loaded {
 
     /// Whether the last load was of this object, and made these programs for these maps.
     pub(super) fn is(&self, programs: &[u32], maps: Vec<u32>) -> bool {
-        let recorded = fs::read(&self.0).ok().and_then(|text| serde_json::from_slice::<Load>(&text).ok());
+        let is_record = |meta: &fs::Metadata| meta.is_file() && meta.len() <= MAX_RECORD;
+        let text = fs::symlink_metadata(&self.0).ok().filter(is_record).and_then(|_| fs::read(&self.0).ok());
+        let recorded = text.and_then(|text| serde_json::from_slice::<Load>(&text).ok());
         recorded.is_some() && recorded == load(programs, maps).ok()
     }
 

@@ -31,7 +31,6 @@ use std::{
     sync::{Mutex, atomic::AtomicBool},
 };
 
-use aya::programs::SchedClassifier;
 use wharf_core::kernel::{AttachMode, Result};
 
 pub(crate) use attach::present;
@@ -42,6 +41,7 @@ use loaded::Loaded;
 use loader::Loader;
 pub(crate) use look::Opened;
 use pins::PinTree;
+use translated::Translated;
 
 pub(crate) struct Bpf {
     pins: PinTree,
@@ -58,7 +58,7 @@ pub(crate) struct Bpf {
     loaded: Loaded,
     collector: Collector,
     /// This process's filter of the router's link.
-    translated: Mutex<Option<SchedClassifier>>,
+    translated: Mutex<Translated>,
     /// Locked, on blocking threads, while filter or rows change.
     overlay: Mutex<Option<overlay::Filter>>,
     /// Counters of replaced filters.

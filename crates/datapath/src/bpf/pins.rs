@@ -1,12 +1,15 @@
 //! The layout of the pin tree.
 //!
 //! ```text
-//! <bpffs>/wharf/v<ABI>/shared/{maps of SHARED_MAPS,sink}
+//! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,SOURCES,
+//!     FLOWS,FLOWS_RECENT,FLOWS_NEW,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,PROXY_USE,IPCACHE,POLICY_PORTS,
+//!     POLICY_CELLS,POLICY_SETS,POLICY_STATE,ADDRESS_GENERATIONS,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
-//! `closing` has the sink's attachments of deleted endpoints: a link must drop packets until it is removed. `upgrade`
-//! needs the same directories, names of hooked programs and links, and `METRICS` in every ABI version.
+//! `closing` has the sink's attachments of deleted endpoints: a link must drop packets until it is removed.
+//!
+//! Directories, the names of hooked programs and links, and `METRICS` are the same in every ABI version, for `upgrade`.
 
 use std::{
     collections::BTreeSet,

@@ -25,6 +25,7 @@ use super::{
     objects::objects,
     pins::{self, PinTree, SHARED_MAPS, SINK, upcoming},
     rows::read_slot,
+    translated::Translated,
 };
 use crate::error::{fail, wrap};
 
@@ -55,7 +56,7 @@ impl Bpf {
         self.ensure_shared_maps()?;
         self.remove_stray_sources()?;
         if self.absent_node_program()?.is_some() {
-            self.renew_node_programs()?;
+            self.renew_node_programs(self.load_node()?)?;
         }
         match SchedClassifier::from_pin(self.pins.shared(SINK)) {
             Ok(_) => Ok(()),
@@ -67,8 +68,12 @@ impl Bpf {
     pub(super) fn ensure_shared_anew(&self) -> Result<()> {
         self.finish_pins()?;
         self.ensure_shared_maps()?;
-        if !self.keep_node_programs()? {
-            self.renew_node_programs()?;
+        // Before any endpoint's object: the loader parses the kernel's BTF again for an object with fewer pinned maps.
+        let node = self.load_node()?;
+        if self.keep_node_programs()? {
+            self.collector.load(node)?;
+        } else {
+            self.renew_node_programs(node)?;
         }
         self.renew_sink()
     }
@@ -217,13 +222,12 @@ impl Bpf {
     }
 
     /// Packets get the old program or the new one.
-    fn renew_node_programs(&self) -> Result<()> {
-        let mut ebpf = self.load_node()?;
+    fn renew_node_programs(&self, mut node: Ebpf) -> Result<()> {
         let mut slots = self.program_slots(map::NODE_CALLS)?;
         let mut ids = Vec::new();
         for call in NodeCall::ALL {
             let name = call.program();
-            let program = loader::classifier(&mut ebpf, name)?;
+            let program = loader::classifier(&mut node, name)?;
             program.load().map_err(|e| loader::load_error(format!("{name} of the node"), &e))?;
             let fd = program.fd().map_err(|e| wrap("read program", name, &e))?;
             ids.push(program.info().map_err(|e| wrap("read program", name, &e))?.id());
@@ -240,11 +244,11 @@ impl Bpf {
         }
         self.record_node_programs(&ids);
         *self.node_ids.lock().unwrap_or_else(PoisonError::into_inner) = ids;
-        Ok(())
+        *self.translated() = Translated::default();
+        self.collector.load(node)
     }
 
-    /// Loads a part of the object that only this process uses.
-    pub(super) fn load_node(&self) -> Result<Ebpf> {
+    fn load_node(&self) -> Result<Ebpf> {
         let path = self.pins.shared(map::NODE_CALLS).display().to_string();
         self.load(objects().node, None, Vec::new(), |e| wrap("load the node's programs", path.clone(), e))
     }
@@ -333,6 +337,8 @@ impl Bpf {
     /// Foreign entries stay and cause an error.
     pub(crate) fn remove_shared(&self) -> Result<()> {
         self.held().clear();
+        self.collector.clear();
+        *self.translated() = Translated::default();
         for name in SHARED_MAPS.into_iter().chain([SINK, pins::LOGS]) {
             pins::unpin(&self.pins.shared(name))?;
             pins::unpin(&self.pins.shared(&upcoming(name)))?;

@@ -1,8 +1,11 @@
 //! The filter of the router's link (`crate::translated`), of the object `node`.
 
-use std::sync::PoisonError;
+use std::sync::{MutexGuard, PoisonError};
 
-use aya::programs::{SchedClassifier, TcAttachType};
+use aya::{
+    Ebpf,
+    programs::{SchedClassifier, TcAttachType},
+};
 use wharf_common::map::TRANSLATED;
 use wharf_core::{
     ids::IfIndex,
@@ -22,30 +25,45 @@ use crate::{
 
 const HOOK: TcAttachType = TcAttachType::Egress;
 
+/// This process's program.
+#[derive(Default)]
+pub(super) enum Translated {
+    #[default]
+    Untried,
+    Loaded(SchedClassifier),
+    Refused,
+}
+
+fn load(node: &mut Ebpf) -> Result<SchedClassifier> {
+    let program = loader::classifier(node, TRANSLATED)?;
+    program.load().map_err(|e| loader::load_error(format!("{TRANSLATED} of the node"), &e))?;
+    let failed = |e| wrap("read program", TRANSLATED, &e);
+    let info = program.info().map_err(failed)?;
+    SchedClassifier::from_program_info(info, TRANSLATED.into()).map_err(failed)
+}
+
 impl Bpf {
-    /// Loads the program once; false if the kernel refuses it, because everything else works without it.
+    /// Tries the load once; false if the kernel refuses the program, because everything else works without it.
     pub(crate) fn ensure_translated(&self) -> bool {
-        if !self.has_translated()
-            && let Err(e) = self.load_translated()
-        {
-            tracing::error!("egress rules do not hold for services with a backend on another node: {e}");
+        let mut translated = self.translated();
+        if matches!(*translated, Translated::Untried) {
+            *translated = match self.collector.with_object(load) {
+                Ok(program) => Translated::Loaded(program),
+                Err(e) => {
+                    tracing::error!("egress rules do not hold for services with a backend on another node: {e}");
+                    Translated::Refused
+                }
+            };
         }
-        self.has_translated()
+        matches!(*translated, Translated::Loaded(_))
     }
 
-    fn load_translated(&self) -> Result<()> {
-        let mut ebpf = self.load_node()?;
-        let program = loader::classifier(&mut ebpf, TRANSLATED)?;
-        program.load().map_err(|e| loader::load_error(format!("{TRANSLATED} of the node"), &e))?;
-        let failed = |e| wrap("read program", TRANSLATED, &e);
-        let info = program.info().map_err(failed)?;
-        let program = SchedClassifier::from_program_info(info, TRANSLATED.into()).map_err(failed)?;
-        *self.translated.lock().unwrap_or_else(PoisonError::into_inner) = Some(program);
-        Ok(())
+    pub(crate) fn translated_is_refused(&self) -> bool {
+        matches!(*self.translated(), Translated::Refused)
     }
 
-    pub(crate) fn has_translated(&self) -> bool {
-        self.translated.lock().unwrap_or_else(PoisonError::into_inner).is_some()
+    pub(super) fn translated(&self) -> MutexGuard<'_, Translated> {
+        self.translated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Replaces another Wharf filter without a gap. `device`: the router's link.
@@ -53,15 +71,16 @@ impl Bpf {
         if self.is_translated_attached(connection, device)? {
             return Ok(());
         }
-        let program = self.translated.lock().unwrap_or_else(PoisonError::into_inner);
-        let absent = || fail("attach filter", TRANSLATED, KernelErrorKind::NotFound, "the program is not loaded");
-        let program = program.as_ref().ok_or_else(absent)?;
+        let translated = self.translated();
+        let Translated::Loaded(program) = &*translated else {
+            return Err(fail("attach filter", TRANSLATED, KernelErrorKind::NotFound, "the program is not loaded"));
+        };
         clsact::ensure(ROUTER_IFNAME, &[Wanted { hook: HOOK, program, name: TRANSLATED.to_owned() }]).map(drop)
     }
 
     pub(crate) fn is_translated_attached(&self, connection: &mut Connection, device: IfIndex) -> Result<bool> {
-        let program = self.translated.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(program) = &*program else { return Ok(false) };
+        let translated = self.translated();
+        let Translated::Loaded(program) = &*translated else { return Ok(false) };
         let ours = program.info().map_err(|e| wrap("read program", TRANSLATED, &e))?.id();
         Ok(clsact::program(connection, device, HOOK)? == Some(ours))
     }

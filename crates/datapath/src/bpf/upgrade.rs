@@ -8,7 +8,7 @@
 //! 1. *Prepare* each endpoint from its record: load programs and maps into this version's tree, then write the row of
 //!    `CONFIG`, the slot of `CALLS` and the rows of `ENDPOINTS`. No attached program uses these maps yet.
 //! 2. Copy the *counters* into the new `METRICS`.
-//! 3. *Swap* each endpoint: move its tcx link pins into this version's tree, then replace each hook's program
+//! 3. *Swap* each endpoint: move its tcx link pins into this version's tree, then replace the programs on each hook
 //!    atomically.
 //! 4. Move the pins of closing links. Their sink keeps dropping.
 //! 5. After an RCU grace period, *remove* the other version's pins, and its shared maps when no endpoint needs them.

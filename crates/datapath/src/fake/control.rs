@@ -75,6 +75,7 @@ operations! {
     RemoveConnections = "remove_connections",
     EndProxyConnections = "end_proxy_connections",
     Dump = "dump",
+    CallSlots = "call_slots",
     RemoveNode = "remove_node",
 }
 

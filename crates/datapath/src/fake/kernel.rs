@@ -261,7 +261,7 @@ impl NodeKernel for FakeKernel {
     }
 
     async fn call_slots(&self) -> Result<Vec<u32>> {
-        self.call(Operation::Dump, "call slots".to_owned(), |s| {
+        self.call(Operation::CallSlots, "node".to_owned(), |s| {
             Ok(s.calls.keys().map(|id| u32::from(id.get())).collect())
         })
         .await

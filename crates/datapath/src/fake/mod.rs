@@ -1,4 +1,4 @@
-//! A kernel in memory: names, indexes, epochs, namespaces, pins, attachments, rows and routes in their
+//! A kernel in memory. It models names, indexes and epochs; namespaces; pins, attachments, rows and routes and their
 //! required order; failures before or after the effect; calls that hang.
 //!
 //! A green run proves nothing about programs, netlink encoding, time and RTNL, limits, old kernels, concurrent changes,
@@ -301,7 +301,7 @@ impl FakeKernel {
         self.controls().log.iter().filter(|(o, _)| *o == operation).count() as u64
     }
 
-    /// Oldest first, with subjects.
+    /// Oldest first, with subjects (`endpoint 7`, a path, `node`).
     #[must_use]
     pub fn call_log(&self) -> Vec<(Operation, String)> {
         self.controls().log.clone()

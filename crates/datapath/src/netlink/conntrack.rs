@@ -442,6 +442,7 @@ mod tests {
         read(message, &|original, reply| original.is_of(&wanted) || reply.is_of(&wanted))
     }
 
+    /// 10.0.0.1 to 10.0.0.9, translated to 10.0.0.2.
     fn row() -> Vec<DefaultNla> {
         vec![
             tuple(TUPLE_ORIG, [10, 0, 0, 1], [10, 0, 0, 9]),

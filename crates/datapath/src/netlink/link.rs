@@ -288,6 +288,7 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
     Err(fail(OPERATION, describe(spec), KernelErrorKind::Conflict, "an interface of that name keeps coming back"))
 }
 
+/// Without IPv6 (or with `ipv6.disable=1`).
 fn no_ipv6(refusal: &super::Refusal) -> bool {
     refusal.is(libc::EAFNOSUPPORT)
 }

@@ -1,6 +1,7 @@
-//! TCP connections between clients and the node's proxies, by sock_diag (sock_diag(7), `linux/inet_diag.h`). A proxy's
-//! accepted sockets are transparent; its sockets to servers are also marked. The kernel reports both attributes
-//! unasked.
+//! TCP connections between clients and the node's proxies, by sock_diag (sock_diag(7), `linux/inet_diag.h`).
+//!
+//! A proxy's accepted sockets are transparent; its sockets to servers are transparent and marked. The kernel reports
+//! both attributes unasked (`inet_diag_msg_attrs_fill` of `net/ipv4/inet_diag.c`).
 
 use std::{
     collections::{HashMap, HashSet},

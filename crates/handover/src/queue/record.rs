@@ -18,7 +18,7 @@ use wharf_names::{ids::MAX_ENDPOINT_ID, rules};
 /// Written version; no other is read.
 pub const VERSION: u32 = 1;
 
-/// From the link's mark.
+/// An endpoint, as the mark of its link names it.
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct EndpointRef {

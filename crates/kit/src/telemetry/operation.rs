@@ -92,7 +92,7 @@ impl OpId {
     }
 }
 
-/// The task's, not inherited by spawned tasks.
+/// The id of the task's operation; spawned tasks do not inherit it.
 #[must_use]
 pub fn current() -> Option<OpId> {
     CURRENT.try_with(|op| *op).ok()

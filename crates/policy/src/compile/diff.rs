@@ -15,7 +15,7 @@
 //!   rule sets and `n` to new ones; then the endpoints change rule sets; then the addresses take `n`. A new class with
 //!   addresses from only one `o` serves as its `t`, and so does an old one whose addresses all move to one `n`.
 //!
-//! A rule set that only some endpoints leave would need both meanings of `t`: these endpoints first take a copy, which
+//! In a rule set that only some endpoints leave, `t` would need both meanings: these endpoints first take a copy, which
 //! counts as old.
 
 use std::{

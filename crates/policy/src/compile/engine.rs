@@ -162,7 +162,7 @@ impl Engine {
     /// Applies the events as one change. The caller must apply all row changes in order: later calls reuse identifiers.
     ///
     /// # Errors
-    /// As [`Refused`]; nothing has changed.
+    /// The rows exceed the limits, or one identity has different labels. Nothing has changed.
     pub fn apply(&mut self, events: impl IntoIterator<Item = Event>) -> Result<Vec<Change>, Refused> {
         let mut next = self.clone();
         let events: Vec<Event> = events.into_iter().collect();

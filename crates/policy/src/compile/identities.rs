@@ -64,7 +64,7 @@ impl Identities {
     }
 
     /// A superset of the selected identities; `None` if no requirement lists values. Follows all requirements in
-    /// parallel: the shortest list counts.
+    /// parallel; the list that ends first counts.
     fn candidates(&self, selector: &Selector) -> Option<Vec<Identity>> {
         let of = |hash| self.with_label(hash);
         let meeting = |requirement: &Requirement| {

@@ -83,6 +83,7 @@ impl Names {
         self.patterns.contains_key(&id)
     }
 
+    /// 0 if the pattern is inactive.
     pub(super) fn addresses_of(&self, id: AtomId) -> usize {
         self.matched_by(id).count()
     }

@@ -22,7 +22,7 @@ pub(super) fn longest<V: Clone>(map: &OrdMap<IpNet, V>, address: IpAddr) -> Opti
 
 /// Longest prefix that contains the network.
 ///
-/// Prefixes are sorted by address, then length: the result precedes the network, contains every prefix between, and has
+/// Prefixes are sorted by address, then length, so it precedes the network, and contains every prefix between. It has
 /// no more bits than the network shares with the nearest preceding prefix.
 pub(super) fn covering<V: Clone>(map: &OrdMap<IpNet, V>, mut net: IpNet) -> Option<(&IpNet, &V)> {
     loop {

@@ -1,4 +1,4 @@
-//! `rules` and `serverNames` in `toPorts`.
+//! `rules` and `serverNames` in `toPorts` of cilium.io/v2.
 
 use std::collections::BTreeSet;
 
@@ -144,6 +144,7 @@ impl Foreign<'_> {
     }
 }
 
+/// RE2 reads a byte above 7f as half a UTF-8 character.
 fn literal(literal: &Literal) -> Result<(), &'static str> {
     match literal.kind {
         LiteralKind::HexFixed(HexLiteralKind::X) | LiteralKind::HexBrace(HexLiteralKind::X) if literal.c.is_ascii() => {

@@ -1,4 +1,4 @@
-//! Items of `toFQDNs` and `dns`.
+//! Items of `toFQDNs`, and of `dns` in `rules`, of cilium.io/v2.
 
 use super::field::{Field, Read, Reader, quoted};
 use crate::names::{Malformed, NamePattern};

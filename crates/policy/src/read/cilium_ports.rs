@@ -1,4 +1,4 @@
-//! `toPorts` and `icmps`.
+//! `toPorts` and `icmps` in rules of cilium.io/v2.
 
 use std::sync::Arc;
 
@@ -205,7 +205,7 @@ enum Written {
     Name(String),
 }
 
-/// `None` for a name.
+/// Quoted or plain, 0 to 65,535; `None` for other characters.
 fn number(reader: &mut Reader, field: &Field<'_>) -> Read<Option<u16>> {
     let text = match field.value() {
         Value::Text(text) => text,

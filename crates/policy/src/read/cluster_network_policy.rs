@@ -1,4 +1,4 @@
-//! `ClusterNetworkPolicy` of policy.networking.k8s.io.
+//! `ClusterNetworkPolicy` of policy.networking.k8s.io v1alpha2 and v1beta1 (network-policy-api.sigs.k8s.io).
 
 use super::{
     field::{Field, Object, Read, Reader},

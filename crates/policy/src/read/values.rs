@@ -17,7 +17,7 @@ fn is_dns_label(text: &str) -> bool {
     text.len() <= 63 && is_dns_part(text)
 }
 
-/// RFC 1123; Kubernetes limits only the whole.
+/// RFC 1123: labels with dots, at most 253 characters (Kubernetes limits only the whole).
 fn is_dns_subdomain(text: &str) -> bool {
     text.len() <= 253 && text.split('.').all(is_dns_part)
 }
@@ -29,6 +29,7 @@ fn is_dns_part(text: &str) -> bool {
         && !text.ends_with('-')
 }
 
+/// Letters, digits, `-`, `_` and `.`, alphanumeric at both ends, 1 to 63.
 fn is_qualified_part(text: &str) -> bool {
     let end = |b: Option<&u8>| b.is_some_and(u8::is_ascii_alphanumeric);
     let bytes = text.as_bytes();

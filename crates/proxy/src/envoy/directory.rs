@@ -46,7 +46,7 @@ impl Envoy {
         Ok(socket)
     }
 
-    /// Socket of Envoy's admin interface.
+    /// Socket of Envoy's admin interface (HTTP/1.1).
     #[must_use]
     pub fn admin_socket(&self) -> PathBuf {
         self.directory.join("admin/admin.sock")
@@ -130,10 +130,10 @@ impl Envoy {
         note(&self.pid_path(), process.id)
     }
 
-    /// Finds the Envoy with an earlier agent's listeners, and records the process that receives this agent's. Precedes
+    /// Finds the Envoy with an earlier agent's listeners, and makes the proxy record the process that receives this
     /// agent's. Call it before [`Proxy::serve`].
     ///
-    /// Without a record, the directory's mark finds the process if this agent starts Envoy (`supervised`); otherwise
+    /// Without a record, this directory's mark finds the process if this agent starts Envoy (`supervised`); otherwise
     /// that Envoy can belong to another program.
     ///
     /// # Errors

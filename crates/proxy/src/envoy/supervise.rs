@@ -34,7 +34,7 @@ struct Running {
 }
 
 impl Envoy {
-    /// Takes over or starts Envoy, until `shutdown` resolves; kills a stuck one, and restarts an ended one after 100
+    /// Takes over or starts Envoy, until `shutdown` resolves. Kills a stuck Envoy, and restarts an ended one after 100
     /// ms, doubling up to 30 s. Afterwards Envoy keeps running, unless it [ends with the
     /// agent](Envoy::ends_with_agent).
     pub async fn supervise(&self, proxy: &Proxy, shutdown: impl Future<Output = ()> + Send) {
@@ -85,11 +85,11 @@ impl Envoy {
         }
     }
 
-    /// Ends all Envoys of this directory (SIGTERM, after 5 s SIGKILL) and returns their numbers; takes ownership of the
+    /// Ends all Envoys that an agent started with this directory: SIGTERM, after 5 s SIGKILL. Returns their numbers;
     /// takes ownership of the admin directory.
     ///
     /// # Errors
-    /// A process could not be found or ended.
+    /// The processes could not be listed, or one could not be ended.
     pub async fn stop(&self) -> Result<Vec<i32>, EnvoyError> {
         let living = self.living()?;
         end_all(&living).await?;
@@ -262,6 +262,7 @@ mod tests {
             nix::sys::signal::kill(pid, signal).expect("a signal");
         }
 
+        /// A line of proc_pid_status(5).
         fn line(&self, name: &str) -> String {
             let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).expect("its status");
             status.lines().find_map(|line| line.strip_prefix(name)).expect("a line").trim().to_owned()

@@ -1,4 +1,4 @@
-//! The only cluster.
+//! Envoy's single upstream cluster: the original destination.
 
 use std::collections::HashMap;
 
@@ -24,7 +24,7 @@ use super::{http, number, pack, seconds};
 
 pub(crate) const ORIGINAL_DESTINATION: &str = "original-destination";
 
-/// More than two retransmissions of a SYN (RFC 6298).
+/// More than a SYN and two retransmissions (RFC 6298: 1 s, 2 s, 4 s).
 const CONNECT_SECONDS: i64 = 10;
 /// Short: after the client disconnects, the connection counts for it where both ends redirect.
 const IDLE_SECONDS: i64 = 1;

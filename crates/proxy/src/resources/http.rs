@@ -1,4 +1,4 @@
-//! HTTP of a member.
+//! Envoy's HTTP filters for a member.
 
 use envoy_types::pb::envoy::{
     config::{

@@ -26,7 +26,7 @@ impl PartialEq for Expression {
 
 impl Eq for Expression {}
 
-/// Number of a 32-bit word (0 to 15), as dumped: words on 16-byte bounds are 1 to 4, others 8 and up (`enum
+/// Number of the 32-bit word `word` of 16, as dumped: 16-byte registers are 1 to 4, words between are 8 and up (`enum
 /// nft_registers`).
 pub(super) const fn register(word: u32) -> u32 {
     if word.is_multiple_of(4) { word / 4 + 1 } else { word + 8 }
@@ -92,6 +92,7 @@ impl Expression {
         self.value(kind)?.try_into().ok().map(u32::from_be_bytes)
     }
 
+    /// Empty where missing or not UTF-8.
     pub(super) fn text(&self, kind: u16) -> String {
         let value = self.value(kind).unwrap_or_default();
         String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).unwrap_or_default()

@@ -122,7 +122,7 @@ impl Nft {
     /// Adds all entries or none; existing ones stay.
     ///
     /// # Errors
-    /// `Exists` names the port.
+    /// See the module; `Exists` names the port.
     pub fn add(&self, entries: &[NatEntry]) -> Result<()> {
         const OPERATION: &str = "publish";
         let all = listed(entries)?;

@@ -11,7 +11,7 @@ use super::{
     table::Chain,
 };
 
-/// Before connection tracking (`NF_IP_PRI_RAW`).
+/// `NF_IP_PRI_RAW` of `linux/netfilter_ipv4.h`: before connection tracking.
 const RAW: i32 = -300;
 /// After destination translation (-100): the proxy's sockets have the translated addresses. The first needs the mark's
 /// port, which the second clears.

@@ -215,7 +215,7 @@ fn leaving(masquerade: Option<&Masquerade>) -> Vec<Rule> {
             rules.push(rule(v4, leaves));
         }
         // A container that reaches itself would reply directly, past the translation. Most kernels' nf_tables cannot
-        // compare two addresses.
+        // compare two addresses, so a set has the pairs.
         let address = words(v4);
         let hairpin = [
             source,

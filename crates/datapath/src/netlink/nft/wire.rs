@@ -141,6 +141,7 @@ pub(super) fn number(all: &[(u16, Vec<u8>)], kind: u16) -> Option<u32> {
     find(all, kind)?.try_into().ok().map(u32::from_be_bytes)
 }
 
+/// `None` where missing or not UTF-8.
 pub(super) fn text(all: &[(u16, Vec<u8>)], kind: u16) -> Option<String> {
     let value = find(all, kind)?;
     String::from_utf8(value.strip_suffix(&[0]).unwrap_or(value).to_vec()).ok()
