@@ -30,7 +30,7 @@ const HOOK: TcAttachType = TcAttachType::Egress;
 pub(super) enum Translated {
     #[default]
     Untried,
-    Loaded(SchedClassifier),
+    Loaded(Box<SchedClassifier>),
     Refused,
 }
 
@@ -48,7 +48,7 @@ impl Bpf {
         let mut translated = self.translated();
         if matches!(*translated, Translated::Untried) {
             *translated = match self.collector.with_object(load) {
-                Ok(program) => Translated::Loaded(program),
+                Ok(program) => Translated::Loaded(Box::new(program)),
                 Err(e) => {
                     tracing::error!("egress rules do not hold for services with a backend on another node: {e}");
                     Translated::Refused
