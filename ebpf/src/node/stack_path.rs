@@ -69,6 +69,9 @@ impl Key {
     }
 }
 
+/// Index of a number's high half in memory.
+const HIGH: usize = cfg!(target_endian = "little") as usize;
+
 #[inline(always)]
 pub fn has_paths(own: u32, own_epoch: u32) -> bool {
     STACK_USERS.get(own).is_some_and(|user| *user as u32 == own_epoch)
@@ -79,12 +82,6 @@ pub fn has_paths(own: u32, own_epoch: u32) -> bool {
 pub fn has_new_path(own: u32, own_epoch: u32, now: u32) -> bool {
     let is_new = |user: u64| user as u32 == own_epoch && now.wrapping_sub((user >> 32) as u32) <= 1;
     STACK_USERS.get(own).is_some_and(|user| is_new(*user))
-}
-
-/// A row of `STACK_USERS`.
-#[inline(always)]
-fn user(epoch: u64, now: u32) -> u64 {
-    epoch & u64::from(u32::MAX) | u64::from(now) << 32
 }
 
 #[inline(always)]
@@ -143,7 +140,14 @@ fn note_between(packet: &Packet, server: u32) {
         let _ = STACK_PATHS.insert(path.as_shared(), row, 0);
     }
     // After the rows: readers of the epochs find them.
-    let now = now();
-    let _ = STACK_USERS.set(direct, user(client_epoch, now), 0);
-    let _ = STACK_USERS.set(server, user(server_epoch, now), 0);
+    let mut user = 0;
+    let halves = (&raw mut user).cast::<u32>();
+    // SAFETY: the halves of `user`. Whole writes: the compiler would compute both numbers in registers.
+    unsafe {
+        halves.add(HIGH).write_volatile(now());
+        halves.add(1 - HIGH).write_volatile(client_epoch as u32);
+        let _ = STACK_USERS.set(direct, &user, 0);
+        halves.add(1 - HIGH).write_volatile(server_epoch as u32);
+        let _ = STACK_USERS.set(server, &user, 0);
+    }
 }
