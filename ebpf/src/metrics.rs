@@ -20,7 +20,8 @@ pub fn beside(row: u32, reason: DropReason) -> u32 {
 #[inline(always)]
 pub fn count(row: u32, bytes: u32) {
     if let Some(row) = METRICS.get_ptr_mut(row) {
-        // SAFETY: this CPU's row. Bottom halves are off at these hooks, so no other run interleaves.
+        // SAFETY: this CPU's row, a map value. Bottom halves are off at these hooks, so no other run interleaves,
+        // except on PREEMPT_RT since Linux 6.18: a packet can then be missing in the counters.
         unsafe {
             (*row).packets = (*row).packets.wrapping_add(1);
             (*row).bytes = (*row).bytes.wrapping_add(u64::from(bytes));

@@ -53,7 +53,7 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Decodes an object. `api_version` is that of the list or watch.
+    /// Decodes an object. `api_version`: the API version of the list or watch.
     ///
     /// # Errors
     /// The object exists, and no row can be made from it.

@@ -24,7 +24,7 @@ pub async fn look(Restored(node): Restored) -> Answer<Json<AuditReport>> {
     Ok(Json(audit::audit(&node.life, &node.audit_findings, false).await?))
 }
 
-/// The same, and repairs what is provably Wharf's.
+/// Compares store and kernel, and repairs the objects that are provably Wharf's.
 #[utoipa::path(post, path = "/v1/audit", tag = "agent",
     responses((status = 200, body = AuditReport), (status = 500, body = ApiError), (status = 503, body = ApiError)))]
 pub async fn repair(State(node): State<Arc<Node>>) -> Answer<Json<AuditReport>> {

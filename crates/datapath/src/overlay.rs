@@ -312,7 +312,7 @@ pub(crate) fn observe(connection: &mut Connection, bpf: &Bpf, node: &NodeSpec) -
         let left = found.ours().map(|device| problem(format!("no route uses it, but {} is there", device.seen.name)));
         return Ok(left.unwrap_or_default());
     };
-    // The agent cannot repair what it failed to make.
+    // After a failed set-up, the finding is not repairable: a repair would fail as well.
     let failure = bpf.overlay_failure();
     let after_failure = |what: &str| {
         let why = failure.as_ref().map_or_else(String::new, |why| format!(": {why}"));

@@ -25,7 +25,7 @@ const MAX_KNOWN: usize = 32;
 /// Settings.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
-    /// Address and credentials; by default those of the pod's service account.
+    /// File with address and credentials; `None` uses the pod's service account.
     pub kubeconfig: Option<PathBuf>,
     /// Used before all others.
     pub explicit: Vec<Uri>,

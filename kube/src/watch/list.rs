@@ -30,8 +30,8 @@ struct PageMetadata {
 }
 
 impl Watcher {
-    /// Returns the version and the number of objects. The version is that of the first page: later events may repeat
-    /// objects of later pages.
+    /// Returns the resource version of the first page, and the number of objects. Later events may repeat objects of
+    /// later pages.
     pub(super) async fn list(&self, served: &Served) -> Result<(Version, u32), Stop> {
         let mut restarts = 0;
         loop {

@@ -84,7 +84,7 @@ impl Atom {
         matches!(self, Self::Network { .. } | Self::Names(_))
     }
 
-    /// Longest-prefix rows, without those of [`super::names`].
+    /// Number of longest-prefix rows; [`super::names`] counts the rows of DNS names.
     pub(super) fn networks(&self) -> usize {
         if let Self::Network { except, .. } = self { 1 + except.len() } else { 0 }
     }

@@ -81,7 +81,7 @@ fn is_open(directory: &Path, user: User) -> bool {
     meta.is_dir() && meta.mode() & class(&meta, user) != 0
 }
 
-/// Mode bit for this user, who is in one group.
+/// The execute bit of the mode that applies to the user, who has one group.
 fn class(meta: &fs::Metadata, user: User) -> u32 {
     match (meta.uid() == user.uid, meta.gid() == user.gid) {
         (true, _) => 0o100,
