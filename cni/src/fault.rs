@@ -130,9 +130,11 @@ impl Fault {
     }
 }
 
+/// The agent has not seen the request. A connection is reset if the agent ends before it accepts it.
 pub(crate) fn is_absent(error: &ClientError) -> bool {
-    use std::io::ErrorKind::{ConnectionRefused, NotFound};
-    matches!(error, ClientError::Connect { cause, .. } if matches!(cause.kind(), NotFound | ConnectionRefused))
+    use std::io::ErrorKind::{ConnectionRefused, ConnectionReset, NotFound};
+    let ClientError::Connect { cause, .. } = error else { return false };
+    matches!(cause.kind(), NotFound | ConnectionRefused | ConnectionReset)
 }
 
 fn message_of(error: &ClientError) -> String {
@@ -283,5 +285,12 @@ mod tests {
         let error = |kind: io::ErrorKind| ClientError::Connect { socket: "/s".into(), cause: kind.into() };
         assert_eq!(Fault::of_client("ADD", &error(io::ErrorKind::PermissionDenied)).code, Code::Io);
         assert_eq!(Fault::of_client("ADD", &error(io::ErrorKind::NotFound)).code, Code::TryAgain);
+    }
+
+    #[test]
+    fn an_agent_that_ended_before_it_accepted_is_absent() {
+        let error = |kind: io::ErrorKind| ClientError::Connect { socket: "/s".into(), cause: kind.into() };
+        assert!(is_absent(&error(io::ErrorKind::ConnectionReset)), "its queue of connections ended with it");
+        assert!(!is_absent(&error(io::ErrorKind::PermissionDenied)));
     }
 }

@@ -247,16 +247,17 @@ impl Reports {
     /// Removes temporary files older than `older_than`.
     ///
     /// # Errors
-    /// The directory cannot be read, or a file cannot be removed.
+    /// The directory cannot be read, or a file cannot be removed; the others are still tried.
     pub fn sweep(&self, older_than: Duration) -> io::Result<()> {
+        let mut outcome = Ok(());
         for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
             let path = item?.path();
             let is_temporary = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEMPORARY));
             if is_temporary && is_older(&path, older_than) {
-                remove_any(&path)?;
+                outcome = outcome.and(remove_any(&path).map(drop));
             }
         }
-        Ok(())
+        outcome
     }
 
     fn names(&self) -> io::Result<Vec<OsString>> {

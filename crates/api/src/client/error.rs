@@ -100,6 +100,7 @@ fn connect_problem(cause: &io::Error) -> String {
         io::ErrorKind::ConnectionRefused => {
             "refused: the socket is left over from an agent that ended; is wharf-agent running?".into()
         }
+        io::ErrorKind::ConnectionReset => "the agent ended before it accepted the connection; was it restarted?".into(),
         io::ErrorKind::WouldBlock => "the agent's queue of connections stayed full; it is overloaded or stuck".into(),
         _ => cause.to_string(),
     }
