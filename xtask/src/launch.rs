@@ -3,7 +3,7 @@
 use std::{
     ffi::OsString,
     os::unix::process::CommandExt,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Command, ExitStatus},
 };
 
@@ -30,9 +30,10 @@ pub(crate) fn demo(workspace: &Workspace, privilege: &Privilege, verbose: bool, 
     let mut progress = Progress::new(STEPS + 1, verbose, privilege);
     let toolchain = setup::ensure(&mut progress, workspace, privilege, packages::DEMO, CoreSources::Auto)?;
     progress.step(envoy::STEP, |step| envoy::ensure(step, workspace))?;
-    build::ensure(&mut progress, workspace, &toolchain, &["wharf-demo"])?;
+    build::objects(&mut progress, workspace, &toolchain)?;
+    build::demo(&mut progress, workspace)?;
     eprintln!();
-    run(as_root(workspace, privilege, "wharf-demo", passed))
+    run(as_root(workspace.debug(), workspace, privilege, "wharf-demo", passed))
 }
 
 pub(crate) fn bench(
@@ -47,7 +48,7 @@ pub(crate) fn bench(
     progress.step(envoy::STEP, |step| envoy::ensure(step, workspace))?;
     build::ensure(&mut progress, workspace, &toolchain, &["wharf-bench"])?;
     eprintln!();
-    let status = run(as_root(workspace, privilege, "wharf-bench", passed))?;
+    let status = run(as_root(workspace.release(), workspace, privilege, "wharf-bench", passed))?;
     privilege.give_back(&workspace.target().join("bench"))?;
     Ok(status)
 }
@@ -61,7 +62,7 @@ pub(crate) fn agent(
 ) -> Result<std::convert::Infallible> {
     privilege.confirm("the agent (it configures this machine's network)")?;
     prepare(workspace, privilege, verbose)?;
-    let mut command = as_root(workspace, privilege, "wharf-agent", passed);
+    let mut command = as_root(workspace.release(), workspace, privilege, "wharf-agent", passed);
     // sudo drops the environment.
     let variable = *privilege == Privilege::Root && std::env::var_os("WHARF_CONFIG").is_some();
     if !variable && Path::new(CONFIG).exists() && takes_installed_settings(&passed.args) {
@@ -85,8 +86,7 @@ fn prepare(workspace: &Workspace, privilege: &Privilege, verbose: bool) -> Resul
     build::ensure(&mut progress, workspace, &toolchain, &[])
 }
 
-fn as_root(workspace: &Workspace, privilege: &Privilege, name: &str, passed: &Passed) -> Command {
-    let binaries = workspace.release();
+fn as_root(binaries: PathBuf, workspace: &Workspace, privilege: &Privilege, name: &str, passed: &Passed) -> Command {
     let mut variables =
         vec![("WHARF_BIN_DIR", OsString::from(&binaries)), ("WHARF_TARGET_DIR", OsString::from(workspace.target()))];
     // Needed variables that sudo drops.

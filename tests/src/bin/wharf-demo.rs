@@ -58,6 +58,9 @@ fn demo(report: &mut Stdout) -> Result<()> {
         .line("Wharf: each container gets an address, BPF programs and maps of its own, and leaves nothing behind.")?;
     report
         .line("Everything here happens in network namespaces that end with this demo; your network is not touched.")?;
+    if cfg!(debug_assertions) {
+        report.line("Times are of the unoptimised build.")?;
+    }
 
     report.heading("1. A node: a network namespace with an agent in it")?;
     let Some(mut node) = start(report)? else { return Ok(()) };
