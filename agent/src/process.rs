@@ -157,7 +157,7 @@ fn problems(config: &AgentConfig) -> (Vec<String>, Vec<String>) {
     (problems, remarks)
 }
 
-/// Before the first thread; for any umask.
+/// New files are never writable for others, whatever the umask. Call it before the first thread.
 fn keep_others_from_writing() {
     umask(umask(Mode::S_IWOTH) | Mode::S_IWOTH);
 }
@@ -168,8 +168,8 @@ fn allow_all_files() -> nix::Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, most, most)
 }
 
-/// Pools of this node's row that overlap a network of the node are refused, not the start: the row may change. The
-/// pools that were last in use replace them.
+/// Pools of this node's row that overlap a network of the node are refused, and the agent starts with the pools that
+/// were last in use: the row may change.
 fn check_pools(config: &mut AgentConfig, ipam: &mut Ipam) -> anyhow::Result<()> {
     while let Err(why) = pools::check(config) {
         let overlap = why.downcast_ref::<Refused>().and_then(|refused| refused.0.first()).map(ToString::to_string);

@@ -4,7 +4,7 @@
 //! Node programs find an endpoint's [`crate::profile`] by the id in the words, and return a [`Verdict`] to its
 //! `deliver`.
 //!
-//! Words 0 and 1 take a test packet's verdict. Only events, and [`track`] for packets from the stack, use them
+//! Words 0 and 1 take a test packet's verdict. Only events, and [`call_established`] for packets from the stack, use them
 //! otherwise; neither handles test packets.
 
 use core::ptr;
@@ -86,13 +86,13 @@ impl Words {
         self.0[2] >> 16 & MAX_ENDPOINT_ID
     }
 
-    /// False if [`judge`] wrote the words.
+    /// False if [`deliver_unjudged`] wrote the words.
     #[inline(always)]
     pub fn is_from_endpoint(self) -> bool {
         self.0[4] & 0xffff_0000 != IS_UNJUDGED
     }
 
-    /// Direction by [`judge`] or [`deliver`].
+    /// Direction by [`deliver_unjudged`] or [`deliver`].
     #[inline(always)]
     fn judged(self) -> Direction {
         if self.0[4] & Direction::Egress as u32 == 0 { Direction::Ingress } else { Direction::Egress }
@@ -109,13 +109,13 @@ impl Words {
         if self.has(RECORDED) { self.asked().direction } else { self.judged() }
     }
 
-    /// Written by [`track`] for a packet from the stack.
+    /// Written by [`call_established`] for a packet from the stack.
     #[inline(always)]
     pub fn container_mac(self) -> Mac {
         Mac::of([self.0[0], self.0[1]])
     }
 
-    /// Written by [`track`].
+    /// Written by [`call_established`].
     #[inline(always)]
     pub fn asked(self) -> Asked {
         Asked::of([self.0[2], self.0[3], self.0[4]])
@@ -149,7 +149,7 @@ pub fn with_epoch(config: Config, receiver: u32, rest: [u32; 2]) -> Words {
 
 /// Continues in this endpoint's `deliver` with an unjudged packet; drops it, uncounted, if that is missing.
 #[inline(always)]
-pub fn judge(ctx: &TcContext, direction: Direction, flags: u32) -> i32 {
+pub fn deliver_unjudged(ctx: &TcContext, direction: Direction, flags: u32) -> i32 {
     put(ctx, 2, config::endpoint_id());
     put(ctx, 4, IS_UNJUDGED | direction as u32 | flags);
     to_own_deliver(ctx)
@@ -175,7 +175,7 @@ pub fn call(ctx: &TcContext, program: NodeCall, ids: u32) {
 /// Continues in the node program that finds the flow of a packet already counted as forwarded. Words:
 /// [`Asked::numbers`], after the container's MAC if from the stack. Returns only if the program is missing.
 #[inline(always)]
-pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) {
+pub fn call_established(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) {
     let asked = Asked {
         own: config::endpoint_id(),
         own_epoch: config.epoch() as u32,
@@ -194,9 +194,9 @@ pub fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) 
     jump(ctx, NodeCall::Established);
 }
 
-/// With the words of [`track`].
+/// With the words of [`call_established`].
 #[inline(always)]
-pub fn judge_tracked(ctx: &TcContext) {
+pub fn call_judge(ctx: &TcContext) {
     jump(ctx, NodeCall::Judge);
 }
 

@@ -24,7 +24,7 @@ pub fn send(ctx: &TcContext) -> i32 {
     {
         return track(ctx, Direction::Egress, config, peer);
     }
-    handoff::judge(ctx, Direction::Egress, 0)
+    handoff::deliver_unjudged(ctx, Direction::Egress, 0)
 }
 
 #[inline(always)]
@@ -34,7 +34,7 @@ pub fn receive(ctx: &TcContext) -> i32 {
     {
         return track(ctx, Direction::Ingress, config, Peer::STACK);
     }
-    handoff::judge(ctx, Direction::Ingress, FROM_STACK)
+    handoff::deliver_unjudged(ctx, Direction::Ingress, FROM_STACK)
 }
 
 #[inline(always)]
@@ -47,7 +47,7 @@ fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) -> i
     } else {
         metrics::count(row, ctx.len());
     }
-    handoff::track(ctx, direction, config, peer);
+    handoff::call_established(ctx, direction, config, peer);
     dropped(ctx, direction, DropReason::NoNodeProgram).after(forwarded).hand_over(ctx)
 }
 

@@ -164,7 +164,7 @@ impl Commands {
         }
     }
 
-    /// Releases the lock before counting.
+    /// Separate, so that the caller counts without the lock.
     fn oldest_if(&self, holds: impl FnOnce(&mut (Instant, Ended)) -> bool) -> Option<(Instant, Ended)> {
         lock(&self.recent).abandoned.pop_front_if(holds)
     }

@@ -50,8 +50,8 @@ pub fn router(this: &Arc<Delegation>) -> Router {
         .route("/v1/endpoint/{id}", put(add).get(look).delete(remove))
         .route("/v1/endpoint/{id}/healthz", get(health))
         .route("/v1/gc", post(gc))
-        .fallback(not_here)
-        .method_not_allowed_fallback(not_here)
+        .fallback(unsupported_route)
+        .method_not_allowed_fallback(unsupported_route)
         .layer(axum::middleware::from_fn_with_state((Arc::clone(&this.commands), None), command::measure))
         .layer(axum::middleware::from_fn(late::refuse))
         .layer(axum::middleware::from_fn(operation::follow_delegated))
@@ -66,7 +66,7 @@ pub fn metrics_router(this: &Arc<Delegation>) -> Router {
 }
 
 /// Routes about the agent's own network.
-async fn not_here(State(this): State<Arc<Delegation>>, request: Request) -> Failure {
+async fn unsupported_route(State(this): State<Arc<Delegation>>, request: Request) -> Failure {
     let path: String = request.uri().path().chars().take(200).collect();
     let message = format!(
         "{} {path}: this agent has none of it: the network of this node's containers is made by the service at {}",
@@ -222,7 +222,7 @@ fn invalid(message: String) -> Failure {
     Failure::new(ErrorCode::InvalidRequest, message)
 }
 
-/// Refuses work before the last agent's records are read, and at a stop.
+/// Refuses work before the previous agent's records are read, and at a stop.
 fn accepts_work(this: &Delegation, what: &str) -> Answer<()> {
     if this.serves() {
         return Ok(());
@@ -231,14 +231,14 @@ fn accepts_work(this: &Delegation, what: &str) -> Answer<()> {
     Err(Failure::new(ErrorCode::Unavailable, format!("{what}: the agent is {state}")).retry(200))
 }
 
-const START_IT: &str = "see why the service of the agent's setting `delegate` does not answer: `wharf status`";
+const SEE_STATUS: &str = "see why the service of the agent's setting `delegate` does not answer: `wharf status`";
 
 fn failure(what: &str, error: &WorkError) -> Failure {
     let says = |code| Failure::new(code, format!("{error} ({what})"));
     match error {
         WorkError::Call(call) => of_call(what, call),
         WorkError::DeletePending(why) => match &**why {
-            WorkError::Call(call) if call.is_away() => says(ErrorCode::Unavailable).hint(START_IT),
+            WorkError::Call(call) if call.is_away() => says(ErrorCode::Unavailable).hint(SEE_STATUS),
             _ => says(ErrorCode::Busy).retry(1_000),
         },
         WorkError::CollectPending(_) => says(ErrorCode::Busy).retry(1_000),
@@ -253,9 +253,9 @@ fn failure(what: &str, error: &WorkError) -> Failure {
 fn of_call(what: &str, error: &CallError) -> Failure {
     let says = |code| Failure::new(code, format!("{error} ({what})"));
     match error {
-        CallError::Unreachable { .. } | CallError::Broken { .. } => says(ErrorCode::Unavailable).hint(START_IT),
+        CallError::Unreachable { .. } | CallError::Broken { .. } => says(ErrorCode::Unavailable).hint(SEE_STATUS),
         CallError::Stopping { .. } => says(ErrorCode::Unavailable),
-        CallError::TimedOut { .. } => says(ErrorCode::DeadlineExceeded).hint(START_IT),
+        CallError::TimedOut { .. } => says(ErrorCode::DeadlineExceeded).hint(SEE_STATUS),
         CallError::Unimplemented { .. } => {
             says(ErrorCode::Unsupported).hint("name the service's socket in the agent's setting `delegate`")
         }

@@ -36,7 +36,7 @@ pub const CONTROLLER: &str = "deletion-queue";
 /// Longest wait after a lost event.
 const TICK: Duration = Duration::from_secs(10);
 const WATCH_AGAIN: Duration = Duration::from_secs(3);
-/// Age of a killed writer's temporary file.
+/// An older temporary file is from a killed writer.
 const LEFTOVER: Duration = Duration::from_secs(60);
 
 /// Serves all records; returns how many stay.
@@ -79,7 +79,7 @@ async fn drain_once(life: &Arc<Lifecycle>, cause: Cause) -> Result<usize, QueueF
 }
 
 /// Serves an attachment's record before its create: it must not delete the new endpoint.
-pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateCause> {
+pub async fn serve_before_create(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateCause> {
     let (network, container, ifname) = (a.network.as_str(), a.container_id.as_str(), a.ifname.as_str());
     if !life.endpoints.deletions.queue.contains(network, container, ifname) {
         return Ok(());
@@ -93,6 +93,7 @@ pub async fn settle(life: &Arc<Lifecycle>, a: &Attachment) -> Result<(), CreateC
     Ok(())
 }
 
+/// Returns the records that stay.
 async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause: Cause) -> Vec<(String, u64)> {
     let (mut stay, mut done) = (Vec::new(), Vec::new());
     let (mut known, mut handles): (Vec<(String, u64, Handle)>, Vec<Handle>) = (Vec::new(), Vec::new());
@@ -146,7 +147,7 @@ async fn serve(life: &Arc<Lifecycle>, asked: Vec<(String, u64, Deletion)>, cause
 
 enum Found {
     Endpoint(Box<Handle>),
-    /// The interface has another endpoint than the recorded one.
+    /// The interface has another endpoint than the recorded one, or the record has invalid names.
     Other,
     Nothing(Attachment),
 }

@@ -72,8 +72,8 @@ impl Subject {
     }
 }
 
-/// Runs all steps of [`DeleteStep::REMOVAL`], also after a failure. Returns the release of the links, unless they are
-/// still in look-ups.
+/// Runs all steps of [`DeleteStep::REMOVAL`], also after a failure. Returns the release of the links, unless the
+/// kernel still lists them.
 pub async fn teardown(
     life: &Arc<Lifecycle>,
     subject: &Subject,

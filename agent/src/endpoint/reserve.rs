@@ -102,7 +102,7 @@ impl std::fmt::Display for External {
 
 pub(super) async fn reserve(life: &Arc<Lifecycle>, spec: &CreateSpec) -> Result<EndpointTask, CreateCause> {
     let a = &spec.attachment;
-    deletions::settle(life, a).await?;
+    deletions::serve_before_create(life, a).await?;
     // A delete is answered before names and addresses are free.
     let same = |r: &Attachment| (&r.container_id, &r.ifname) == (&a.container_id, &a.ifname);
     let same_port = |r: &EndpointRecord| r.ports.iter().any(|p| spec.ports.iter().any(|wanted| p.overlaps(wanted)));

@@ -72,8 +72,8 @@ pub struct FlowRow {
     /// [`crate::map::ADDRESS_GENERATIONS`]. None decreases, so an equal sum means no change. Zero before any policy,
     /// and for a UDP flow that an open rule passes.
     pub generation: u32,
-    /// The rule that passed it, preferably the receiver's; zero for none, or with [`crate::policy::BY_SERVICE`], or
-    /// [`crate::policy::UNDECIDED`].
+    /// Number of the rule that passed it, preferably the receiver's; zero for none. It may have the bit
+    /// [`crate::policy::BY_SERVICE`], or be [`crate::policy::UNDECIDED`].
     pub rule: u32,
 }
 

@@ -86,7 +86,9 @@ pub struct AdmissionView {
 pub struct Admission {
     config: AdmissionConfig,
     tickets: u64,
+    /// By ticket, in order; milliseconds when it was given.
     waiting: BTreeMap<u64, u64>,
+    /// By ticket; milliseconds of the start.
     running: BTreeMap<u64, u64>,
     deletes: u32,
     creates_pace: Pace,
@@ -123,7 +125,7 @@ impl Admission {
         Ok(Ticket(self.tickets))
     }
 
-    /// Also for an admitted create that timed out.
+    /// For a create that gets no turn, or that was admitted and timed out.
     #[must_use]
     pub fn refusal(&self, patience_ms: u64, now_ms: u64) -> Refusal {
         let predicted_wait_ms = self.predicted_wait_ms(now_ms);
@@ -226,7 +228,7 @@ impl Admission {
         self.config.parallel_while_deleting.clamp(1, self.config.parallel)
     }
 
-    /// Below the limit, the callers determine the pace.
+    /// Measures only while all places are taken: else it would be the rate of the callers.
     fn watch_pace(&mut self, now_ms: u64) {
         let no_room = count(&self.running) >= self.limit();
         self.creates_pace.watch(no_room, now_ms);

@@ -202,7 +202,7 @@ fn container_steps(record: &EndpointRecord, seen: &LinkSeen, there: &[Route]) ->
         steps.push(Step::link(link::set_mtu(index, record.mtu), name));
     }
     if !seen.arp {
-        steps.push(Step::link(link::set_arp(index), name));
+        steps.push(Step::link(link::enable_arp(index), name));
     }
     for a in record.addresses() {
         steps.push(Step::address(a, address::add(index, a), format!("address {a}")));

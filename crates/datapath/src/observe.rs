@@ -85,7 +85,7 @@ fn observe_host(
     let (side, name) = (Side::Node, record.host_ifname.to_string());
     let Some(seen) = link::look_up(host, &name)? else {
         let there = link::look_up_index(host, record.host_ifindex)?;
-        let renamed = there.filter(|l| link::names(l.alias.as_deref(), record.id, record.epoch));
+        let renamed = there.filter(|l| link::has_mark(l.alias.as_deref(), record.id, record.epoch));
         problems.push(match renamed {
             Some(link) => EndpointProblem::LinkRenamed { side, name, found: link.name },
             None => EndpointProblem::LinkMissing { side, name },
@@ -104,7 +104,7 @@ fn observe_host(
     }
     // The next connect updates a mark without an owner.
     let mark = link::mark(record.id, record.epoch, &record.attachment);
-    if seen.alias.as_ref() != Some(&mark) && !link::is_unowned(seen.alias.as_deref(), record.id, record.epoch) {
+    if seen.alias.as_ref() != Some(&mark) && !link::has_short_mark(seen.alias.as_deref(), record.id, record.epoch) {
         problems.push(EndpointProblem::LinkAlias { name, expected: mark, found: seen.alias });
     }
     bpf.observe_hooks(host, seen.ifindex, record, opened, problems)?;

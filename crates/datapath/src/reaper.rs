@@ -177,7 +177,7 @@ fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
 fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex>> {
     let Some(ifindex) = link.host_ifindex else { return Ok(None) };
     let seen = link::look_up_index(connection, ifindex)?;
-    let ours = |l: &link::LinkSeen| l.veth && link::names(l.alias.as_deref(), link.id, link.epoch);
+    let ours = |l: &link::LinkSeen| l.veth && link::has_mark(l.alias.as_deref(), link.id, link.epoch);
     Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 

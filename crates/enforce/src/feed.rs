@@ -15,7 +15,7 @@ use crate::{
     state::{Base, State},
 };
 
-/// Interval of attempts without more room: the proxy may accept the rows.
+/// Between attempts if no table has more room: the proxy may accept the rows now.
 const RETRY: Duration = Duration::from_secs(600);
 
 const WAITS: &str = "it is not tried yet: other policies do not fit; it is tried within seconds";
@@ -197,6 +197,7 @@ impl State {
     }
 }
 
+/// What the policies would be with rows that are tried.
 struct Trial {
     inputs: Inputs,
     base: Base,

@@ -34,7 +34,7 @@ pub struct Flow<'a> {
 /// Peer and its address.
 #[derive(Debug, Clone, Copy)]
 pub enum PeerOf<'a> {
-    /// Local.
+    /// An endpoint of this node.
     Endpoint(&'a Endpoint, IpAddr),
     /// The node.
     Node(IpAddr),
@@ -42,7 +42,7 @@ pub enum PeerOf<'a> {
     OtherNode(IpAddr),
     /// A container elsewhere.
     Pod(IpAddr),
-    /// Outside.
+    /// An address of no node or pod.
     Outside(IpAddr),
 }
 
@@ -174,13 +174,14 @@ fn may_select(selector: &Selector, endpoint: &Endpoint) -> bool {
     selector.may_select(&endpoint.labels, endpoint.namespace.as_deref())
 }
 
-/// `policy` may apply. `None` without a match.
+/// The rule's effect; `None` if it does not match. The caller has checked that `policy` may select the subject.
 fn effect(policy: &Policy, rule: &Rule, flow: &Flow<'_>) -> Option<Action> {
     let is_sure = || selects(&policy.subject, flow.subject) && matches(rule, flow, selects);
     let is_possible = || matches(rule, flow, may_select);
     match (rule.action, policy.tier) {
         (Action::Deny, _) => is_possible().then_some(Action::Deny),
         (action, _) if is_sure() => Some(action),
+        // If it does match, later tiers decide, and might deny.
         (Action::Pass, Tier::Admin) => is_possible().then_some(Action::Deny),
         (Action::Accept | Action::Pass | Action::Except, _) => None,
     }

@@ -96,7 +96,7 @@ impl File {
         result.and(kept).map_err(|cause| self.error("commit", cause))
     }
 
-    /// Closes the file after a failure, which writes.
+    /// After a failure, closes the file. Closing writes.
     fn keep<T>(&mut self, database: Database, result: &Result<T, Cause>) -> Result<(), Cause> {
         if result.is_ok() {
             self.database = Some(database);
@@ -173,7 +173,7 @@ impl File {
         }
         let replaced = copied.and_then(|copied| {
             if old {
-                give_way(&self.path)?;
+                set_foreign_file_aside(&self.path)?;
             }
             std::fs::rename(&new, &self.path).map_err(|e| Cause::at(format!("rename {}", new.display()), e))?;
             Ok(copied)
@@ -251,7 +251,7 @@ fn used(file: &std::fs::File) -> io::Result<u64> {
     file.metadata().map(|m| m.blocks().saturating_mul(512))
 }
 
-fn give_way(path: &Path) -> Result<(), Cause> {
+fn set_foreign_file_aside(path: &Path) -> Result<(), Cause> {
     match std::fs::symlink_metadata(path) {
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(e) => return Err(Cause::at(format!("look at {}", path.display()), e)),

@@ -74,7 +74,7 @@ pub fn run(ctx: &TcContext) -> i32 {
             return verdict(DropReason::NoTailCallTarget).after(asked.peer.forwarded()).hand_over(ctx);
         }
     }
-    handoff::judge_tracked(ctx);
+    handoff::call_judge(ctx);
     verdict(DropReason::NoNodeProgram).after(asked.peer.forwarded()).hand_over(ctx)
 }
 

@@ -281,8 +281,8 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
     Ok(way)
 }
 
-/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. False for an answer to drop:
-/// its sender accepted it by a service address that is no longer accepted.
+/// Marks a packet to a service by the rule that passes its flow, for the backend's hook. False if the
+/// packet must be dropped: an answer in a flow to a service address that is no longer accepted.
 #[inline(always)]
 fn mark_service(ctx: &TcContext, asked: &Asked, rule: u32) -> bool {
     if rule & BY_SERVICE != 0 {
@@ -312,14 +312,15 @@ pub extern "C" fn wharf_forget(number: u64) -> u64 {
     core::hint::black_box(number)
 }
 
-/// Result flags of [`wharf_about`]. The flow takes the stack.
+// Flags of the result of [`wharf_about`].
+/// The flow takes the stack.
 const ABOUT_STACK: u64 = 1 << 32;
 /// The error goes to the proxy.
 const ABOUT_PROXY: u64 = 1 << 33;
 /// The proxy has replaced the error's sender.
 const ABOUT_STRANGE: u64 = 1 << 34;
 const ABOUT_UNDECIDED: u64 = 1 << 37;
-/// Of [`SERVICE_BITS`]: bits 35 and 36.
+/// From [`SERVICE_BITS`] (bits 30 and 31) to bits 35 and 36 of the result.
 const SERVICE_SHIFT: u32 = 5;
 /// Of a rule number.
 const SERVICE_BITS: u32 = BY_SERVICE | CHECK_BACKEND;

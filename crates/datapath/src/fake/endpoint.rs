@@ -80,7 +80,8 @@ impl EndpointKernel for FakeKernel {
                     && l.container_mac == spec.container_mac
                     && l.host_mac == spec.host_mac
                     && l.mtu == spec.mtu
-                    && (l.alias.as_ref() == Some(&mark) || link::is_unowned(l.alias.as_deref(), spec.id, spec.epoch))
+                    && (l.alias.as_ref() == Some(&mark)
+                        || link::has_short_mark(l.alias.as_deref(), spec.id, spec.epoch))
             };
             let container_lives = s.netns(&spec.netns).is_some();
             if let Some(l) = s.links.get_mut(host)

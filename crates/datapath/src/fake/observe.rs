@@ -70,7 +70,7 @@ pub(super) fn endpoint_problems(s: &State, record: &EndpointRecord) -> Vec<Endpo
             }
             found.extend(hook_problem(l.attached, pinned.map(|p| p.program_ids[0]), &name, AttachMode::Tcx));
             let mark = link::mark(record.id, record.epoch, &record.attachment);
-            if l.alias.as_ref() != Some(&mark) && !link::is_unowned(l.alias.as_deref(), record.id, record.epoch) {
+            if l.alias.as_ref() != Some(&mark) && !link::has_short_mark(l.alias.as_deref(), record.id, record.epoch) {
                 found.push(EndpointProblem::LinkAlias { name, expected: mark, found: l.alias.clone() });
             }
         }

@@ -92,13 +92,13 @@ pub(crate) fn mark(id: EndpointId, epoch: Epoch, attachment: &Attachment) -> Str
     Mark::new(id.get(), epoch.0, network.as_str(), container_id.as_str(), ifname.as_str()).to_string()
 }
 
-/// Older links have `wharf:ID:EPOCH`; connecting the endpoint updates them.
-pub(crate) fn names(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
+pub(crate) fn has_mark(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
     let marked = |m: Mark| m.id == id.get() && m.epoch == epoch.0;
-    is_unowned(alias, id, epoch) || alias.and_then(Mark::parse).is_some_and(marked)
+    has_short_mark(alias, id, epoch) || alias.and_then(Mark::parse).is_some_and(marked)
 }
 
-pub(crate) fn is_unowned(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
+/// Older links have `wharf:ID:EPOCH`; connecting the endpoint updates them.
+pub(crate) fn has_short_mark(alias: Option<&str>, id: EndpointId, epoch: Epoch) -> bool {
     alias.is_some_and(|alias| alias == format!("wharf:{id}:{epoch}"))
 }
 
@@ -118,7 +118,7 @@ pub(crate) fn get_by_name(name: &str) -> Request {
     Request::new(RouteNetlinkMessage::GetLink(message), 0)
 }
 
-/// Its index if it is gone.
+/// `index N` if the link is gone.
 pub(crate) fn name_of(connection: &mut Connection, ifindex: IfIndex) -> Result<String> {
     Ok(look_up_index(connection, ifindex)?.map_or_else(|| format!("index {ifindex}"), |seen| seen.name))
 }
@@ -185,7 +185,7 @@ pub(crate) fn set_mac(ifindex: IfIndex, mac: MacAddr) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).address(mac.0.to_vec()).build())
 }
 
-pub(crate) fn set_arp(ifindex: IfIndex) -> Request {
+pub(crate) fn enable_arp(ifindex: IfIndex) -> Request {
     set(LinkUnspec::new_with_index(ifindex.0).arp(true).build())
 }
 
@@ -288,14 +288,14 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
     Err(fail(OPERATION, describe(spec), KernelErrorKind::Conflict, "an interface of that name keeps coming back"))
 }
 
-/// Without IPv6 (or with `ipv6.disable=1`).
+/// The kernel has no IPv6: not built, or `ipv6.disable=1`.
 fn no_ipv6(refusal: &super::Refusal) -> bool {
     refusal.is(libc::EAFNOSUPPORT)
 }
 
 fn same_pair(thread: &NetnsThread, spec: &LinkSpec, link: &LinkSeen) -> Result<Option<Link>> {
     let marked = link.alias == Some(mark(spec.id, spec.epoch, &spec.attachment));
-    let ours = marked || is_unowned(link.alias.as_deref(), spec.id, spec.epoch);
+    let ours = marked || has_short_mark(link.alias.as_deref(), spec.id, spec.epoch);
     if !link.veth || !ours || link.mac != Some(spec.host_mac) || link.mtu != spec.mtu {
         return Ok(None);
     }

@@ -74,7 +74,7 @@ pub struct Diff {
 type Way = (PeerClass, PeerClass);
 
 struct Prefix {
-    /// Twice the new class without an old state.
+    /// `(new, new)` if no old prefix covered it.
     way: Way,
     before: Option<Known>,
     after: Option<Known>,
@@ -95,29 +95,30 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
     changes.extend(endpoints.gone.iter().map(|(key, _)| Change::DropSets(**key)));
     let listeners = Differing::of(&old.listeners, &new.listeners);
     changes.extend(listeners.new.iter().map(|(id, listener)| Change::PutListener(**id, Arc::clone(listener))));
-    let put = origins.new.iter().copied().chain(origins.others.iter().map(|(rule, _, origin)| (*rule, *origin)));
+    let put = origins.new.iter().copied().chain(origins.changed.iter().map(|(rule, _, origin)| (*rule, *origin)));
     changes.extend(put.map(|(rule, origin)| Change::PutOrigin(*rule, Arc::clone(origin))));
 
     let prefixes = prefixes(old, new);
-    let flips = !endpoints.others.is_empty();
-    let ways: BTreeSet<Way> = prefixes.values().map(|prefix| prefix.way).filter(|(o, n)| flips && o != n).collect();
+    let sets_change = !endpoints.changed.is_empty();
+    let ways: BTreeSet<Way> =
+        prefixes.values().map(|prefix| prefix.way).filter(|(o, n)| sets_change && o != n).collect();
     let before = with_copies(old, new, &endpoints, &ways);
 
     let copied = put_rows(&Differing::of(&old.rules, &before.rules), &mut changes);
     let rules = Differing::of(&before.rules, &new.rules);
     let added = put_rows(&rules, &mut changes);
-    let others = Differing::of(&old.sets, &before.sets).others;
-    changes.extend(others.into_iter().map(|(key, _, sets)| Change::PutSets(*key, *sets)));
+    let changed = Differing::of(&old.sets, &before.sets).changed;
+    changes.extend(changed.into_iter().map(|(key, _, sets)| Change::PutSets(*key, *sets)));
     let (through, passing) = pass_through(&before, new, &rules, &prefixes, &ways);
     changes.extend(passing.iter().map(|((set, key), cell)| Change::PutCell(*set, *key, *cell)));
 
     put_addresses(&prefixes, &through, &mut changes);
-    if !flips {
+    if !sets_change {
         drop_addresses(&prefixes, &mut changes);
     }
-    let flipped = Differing::of(&before.sets, &new.sets).others;
+    let flipped = Differing::of(&before.sets, &new.sets).changed;
     changes.extend(flipped.into_iter().map(|(key, _, sets)| Change::PutSets(*key, *sets)));
-    if flips {
+    if sets_change {
         let passed = prefixes.iter().filter_map(|(net, Prefix { way, after, .. })| {
             let (known, class) = ((*after)?, through.get(way)?);
             (known.class != *class).then_some(Change::PutAddress(*net, known))
@@ -145,17 +146,19 @@ pub(super) fn between(old: &Tables, sizes: Sizes, new: &Tables) -> Diff {
 struct Differing<'a, K, V> {
     new: Vec<(&'a K, &'a V)>,
     gone: Vec<(&'a K, &'a V)>,
-    others: Vec<(&'a K, &'a V, &'a V)>,
+    changed: Vec<(&'a K, &'a V, &'a V)>,
 }
 
 impl<'a, K: Ord, V: PartialEq> Differing<'a, K, V> {
     fn of(old: &'a OrdMap<K, V>, new: &'a OrdMap<K, V>) -> Self {
-        let mut differing = Self { new: Vec::new(), gone: Vec::new(), others: Vec::new() };
+        let mut differing = Self { new: Vec::new(), gone: Vec::new(), changed: Vec::new() };
         for item in old.diff(new) {
             match item {
                 DiffItem::Add(key, value) => differing.new.push((key, value)),
                 DiffItem::Remove(key, value) => differing.gone.push((key, value)),
-                DiffItem::Update { old: (key, before), new: (_, after) } => differing.others.push((key, before, after)),
+                DiffItem::Update { old: (key, before), new: (_, after) } => {
+                    differing.changed.push((key, before, after))
+                }
             }
         }
         differing
@@ -181,6 +184,7 @@ fn cells_of(tables: &Tables, set: SetId, class: PeerClass) -> impl Iterator<Item
     tables.rules.get(&set).into_iter().flat_map(move |rows| rows.cells_of(class))
 }
 
+/// The set has other cells for the new class than for the old one.
 fn tells_apart(old: &Tables, new: &Tables, set: SetId, (o, n): Way) -> bool {
     !cells_of(old, set, o).eq(cells_of(new, set, n))
 }
@@ -200,7 +204,7 @@ fn with_copies(
     let mut copies: BTreeMap<SetId, SetId> = BTreeMap::new();
     let last = old.rules.get_max().into_iter().chain(new.rules.get_max()).map(|(set, _)| set.0).max();
     let mut free = (last.unwrap_or(0)..=u32::MAX).skip(1).map(SetId);
-    for (key, before, after) in &endpoints.others {
+    for (key, before, after) in &endpoints.changed {
         let mut copy = |before: SetId, after: SetId| {
             if before == after || !new.rules.contains_key(&before) {
                 return before;
@@ -224,6 +228,7 @@ fn with_copies(
     tables
 }
 
+/// The class `t` of each way, and the cells of these classes ([module](self)).
 fn pass_through(
     old: &Tables,
     new: &Tables,
@@ -238,22 +243,22 @@ fn pass_through(
     }
     let of_addresses = [&old.ipcache, &new.ipcache].into_iter().filter_map(|rows| rows.classes().next_back());
     // An interrupted change leaves cells of unused classes.
-    let earlier = rules.gone.iter().map(|(_, rows)| *rows).chain(rules.others.iter().map(|(_, before, _)| *before));
+    let earlier = rules.gone.iter().map(|(_, rows)| *rows).chain(rules.changed.iter().map(|(_, before, _)| *before));
     let of_cells = earlier.filter_map(|rows| rows.last_class());
     let last = of_addresses.chain(of_cells).max();
     let mut free = (last.map_or(0, |class| class.0)..=u32::MAX).skip(1).map(PeerClass);
     let all: BTreeSet<Way> = prefixes.values().map(|prefix| prefix.way).collect();
-    let (mut to, mut from): (BTreeMap<PeerClass, usize>, BTreeMap<PeerClass, usize>) = Default::default();
+    let (mut ways_from, mut ways_to): (BTreeMap<PeerClass, usize>, BTreeMap<PeerClass, usize>) = Default::default();
     for (o, n) in all {
-        *to.entry(o).or_default() += 1;
-        *from.entry(n).or_default() += 1;
+        *ways_from.entry(o).or_default() += 1;
+        *ways_to.entry(n).or_default() += 1;
     }
 
     let left: Vec<SetId> = rules.gone.iter().map(|(set, _)| **set).collect();
     let taken: Vec<SetId> = rules.new.iter().map(|(set, _)| **set).collect();
     // Old rule sets that an endpoint newly takes.
     let joined: BTreeSet<SetId> = Differing::of(&old.sets, &new.sets)
-        .others
+        .changed
         .into_iter()
         .flat_map(|(_, before, after)| both(*before).into_iter().zip(both(*after)))
         .filter(|(before, after)| before != after && old.rules.contains_key(after))
@@ -262,8 +267,8 @@ fn pass_through(
 
     for way in ways {
         let (o, n) = *way;
-        let only_from_o = old.ipcache.users(n) == 0 && from.get(&n) == Some(&1);
-        let only_to_n = new.ipcache.users(o) == 0 && to.get(&o) == Some(&1);
+        let only_from_o = old.ipcache.users(n) == 0 && ways_to.get(&n) == Some(&1);
+        let only_to_n = new.ipcache.users(o) == 0 && ways_from.get(&o) == Some(&1);
         let mut copy = |tables: &Tables, sets: &mut dyn Iterator<Item = SetId>, from: PeerClass, to: PeerClass| {
             for set in sets {
                 cells.extend(cells_of(tables, set, from).map(|(port, cell)| ((set, (to, port)), *cell)));
@@ -291,7 +296,7 @@ fn put_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>) 
     let mut added = Sizes::default();
     let new = rules.new.iter().map(|(set, rows)| (**set, &none, &***rows));
     for (set, before, after) in
-        new.chain(rules.others.iter().map(|(set, before, after)| (**set, &***before, &***after)))
+        new.chain(rules.changed.iter().map(|(set, before, after)| (**set, &***before, &***after)))
     {
         let ports = Differing::of(&before.ports, &after.ports).new;
         let cells = Differing::of(&before.cells, &after.cells).new;
@@ -307,7 +312,7 @@ fn drop_rows(rules: &Differing<'_, SetId, Arc<Rows>>, changes: &mut Vec<Change>)
     let none = Rows::default();
     let gone = rules.gone.iter().map(|(set, rows)| (**set, &***rows, &none));
     for (set, before, after) in
-        gone.chain(rules.others.iter().map(|(set, before, after)| (**set, &***before, &***after)))
+        gone.chain(rules.changed.iter().map(|(set, before, after)| (**set, &***before, &***after)))
     {
         let cells = Differing::of(&before.cells, &after.cells).gone;
         let ports = Differing::of(&before.ports, &after.ports).gone;
