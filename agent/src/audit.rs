@@ -97,7 +97,6 @@ pub fn key_of(problem: &Problem) -> Key {
 /// A finding and its repair.
 #[derive(Debug)]
 pub struct Audited {
-    /// The finding.
     pub finding: AuditFinding,
     /// `None` if not requested.
     pub outcome: Option<Result<(), RepairError>>,
@@ -106,7 +105,6 @@ pub struct Audited {
 /// Result of an audit.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Findings.
     pub findings: Vec<Audited>,
     /// Examined objects by kind.
     pub examined: BTreeMap<String, u64>,

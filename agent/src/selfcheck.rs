@@ -395,7 +395,6 @@ pub fn of_node(results: &SelfChecks) -> Option<String> {
     Some(format!("{count} of {checked} endpoints are not as desired; see `wharf endpoint health {first}`"))
 }
 
-/// Status component; `interval` of the checks.
 #[must_use]
 pub fn component(results: &SelfChecks, interval: Duration) -> ComponentStatus {
     let (failing, checked, oldest) = results.summary();

@@ -31,7 +31,6 @@ impl Leased {
         &self.ips
     }
 
-    /// The gateways.
     #[must_use]
     pub fn gateways(&self) -> &[IpAddr] {
         &self.gateways

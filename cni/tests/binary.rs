@@ -1,5 +1,5 @@
 //! The binary as a runtime runs it: environment, stdin, stdout, exit status; the agent is a stand-in.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod support;
 

@@ -1,5 +1,5 @@
 //! A network whose addresses an IPAM plugin leases. Agent and plugin are stand-ins; real ones are in the scenarios.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "other tests need the rest")]
 mod support;

@@ -3,7 +3,7 @@
 //!
 //! `INSTA_UPDATE=always cargo nextest run -p wharf-cni -E 'binary(golden)'` writes the files anew after a change that
 //! is meant; the difference is for the reviewer.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[allow(dead_code, reason = "other tests need the rest")]
 mod support;

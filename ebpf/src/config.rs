@@ -82,7 +82,6 @@ impl Config {
         self.flags() & FLAG_TRACE != 0
     }
 
-    /// `direction`: a [`Direction`].
     #[inline(always)]
     pub fn limits(self, direction: u32) -> bool {
         self.flags() & limit_flag(Direction::Ingress) << direction != 0

@@ -4,8 +4,8 @@
 //! Node programs find an endpoint's [`crate::profile`] by the id in the words, and return a [`Verdict`] to its
 //! `deliver`.
 //!
-//! Words 0 and 1 take a test packet's verdict. Only events, and [`call_established`] for packets from the stack, use them
-//! otherwise; neither handles test packets.
+//! Words 0 and 1 take a test packet's verdict. Only events, and [`call_established`] for packets from the stack, use
+//! them otherwise; neither handles test packets.
 
 use core::ptr;
 

@@ -256,7 +256,6 @@ impl<T> Framed<T> {
         }
     }
 
-    /// As [`Self::words`].
     #[inline(always)]
     pub fn set_words(self, words: [u32; 4]) {
         let frame = self.ethernet.cast::<u8>();
@@ -408,7 +407,6 @@ impl Framed<Ipv4> {
         unsafe { (*self.payload).destination }
     }
 
-    /// Bytes.
     #[inline(always)]
     pub fn total_bytes(self) -> u16 {
         // SAFETY: bounds checked.
@@ -473,7 +471,6 @@ impl Framed<Ipv6> {
         unsafe { (*self.payload).next_header }
     }
 
-    /// Bytes.
     #[inline(always)]
     pub fn payload_bytes(self) -> u16 {
         // SAFETY: bounds checked.

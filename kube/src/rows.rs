@@ -37,7 +37,6 @@ pub enum Unusable {
 pub struct Defined {
     /// Key of the object: `NAMESPACE/NAME`, or the name without a namespace.
     pub object: String,
-    /// Uid.
     pub uid: String,
     /// Encoded; `None` if the object defines no row.
     pub row: Option<Box<[u8]>>,

@@ -7,11 +7,8 @@ use http::Uri;
 /// Kind of rows of the cluster feed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Nodes.
     Node,
-    /// Namespaces.
     Namespace,
-    /// Pods.
     Pod,
     /// Policies.
     Policy,
@@ -36,11 +33,8 @@ impl Kind {
 /// A resource of the API.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Source {
-    /// Nodes.
     Node,
-    /// Namespaces.
     Namespace,
-    /// Pods.
     Pod,
     /// Kubernetes' network policies.
     NetworkPolicy,
@@ -110,7 +104,6 @@ impl Source {
         }
     }
 
-    /// Kind of the objects.
     #[must_use]
     pub const fn object_kind(self) -> &'static str {
         match self {

@@ -26,7 +26,6 @@ pub struct Dirs {
     pub run: PathBuf,
     /// `--state-dir`.
     pub state: PathBuf,
-    /// `--bpffs`.
     pub bpffs: PathBuf,
     /// What the agent wrote to standard error, over all its starts.
     pub log: PathBuf,

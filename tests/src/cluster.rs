@@ -89,7 +89,6 @@ pub struct Container {
     sandbox: Sandbox,
     /// Its attachment.
     pub end: Attached,
-    /// The server.
     pub echo: EchoServer,
 }
 

@@ -66,7 +66,6 @@ impl NetConf {
         self.with("prevResult", result.clone())
     }
 
-    /// As bytes.
     #[must_use]
     pub fn bytes(&self) -> Vec<u8> {
         Value::Object(self.keys.clone()).to_string().into_bytes()

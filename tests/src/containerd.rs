@@ -48,7 +48,6 @@ const SOCKET: &str = "/run/containerd/containerd.sock";
 pub struct Network {
     /// Name of the runtime class.
     pub handler: &'static str,
-    /// The list.
     pub list: Value,
 }
 

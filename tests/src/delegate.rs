@@ -160,7 +160,6 @@ impl Reference {
         self.state().attached.keys().map(|(container, _)| container.clone()).collect()
     }
 
-    /// Its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -179,7 +178,6 @@ impl Drop for Reference {
     }
 }
 
-/// A failure with this code.
 #[must_use]
 pub fn failure(code: u32, message: &str, details: &str, retry_after_ms: u32) -> v1::Failure {
     v1::Failure { code, message: message.to_owned(), details: details.to_owned(), retry_after_ms }

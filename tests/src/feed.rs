@@ -194,13 +194,11 @@ pub fn delete(kind: &str, key: &str) -> v1::Change {
     change(Kind::Delete(v1::Delete { kind: kind.to_owned(), key: key.to_owned() }))
 }
 
-/// A node.
 #[must_use]
 pub fn node(name: &str, addresses: &[&str], pod_cidrs: &[&str]) -> v1::Change {
     node_with_routers(name, addresses, pod_cidrs, &[])
 }
 
-/// A node with router addresses.
 #[must_use]
 pub fn node_with_routers(name: &str, addresses: &[&str], pod_cidrs: &[&str], routers: &[&str]) -> v1::Change {
     put(Row::Node(v1::Node {
@@ -227,13 +225,11 @@ pub fn pod(name: &str, node: &str, addresses: &[&str], labels: &[(&str, &str)]) 
     }))
 }
 
-/// A namespace.
 #[must_use]
 pub fn namespace(name: &str, labels: &[(&str, &str)]) -> v1::Change {
     put(Row::Namespace(v1::Namespace { name: name.to_owned(), labels: pairs(labels) }))
 }
 
-/// A policy.
 #[must_use]
 pub fn policy(key: &str, text: &str) -> v1::Change {
     put(Row::Policy(v1::Policy { key: key.to_owned(), text: text.to_owned() }))

@@ -99,7 +99,6 @@ impl PacketSocket {
     }
 }
 
-/// Ethernet.
 #[must_use]
 pub fn ethernet(to: Mac, from: Mac, ethertype: u16, payload: &[u8]) -> Vec<u8> {
     [&to[..], &from, &ethertype.to_be_bytes(), payload].concat()

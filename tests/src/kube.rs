@@ -1,6 +1,5 @@
 //! `wharf-kube` in the namespace of a node, with the scripted API server of its own tests.
 #![allow(
-    missing_docs,
     unreachable_pub,
     dead_code,
     clippy::expect_used,

@@ -13,7 +13,6 @@ use anyhow::{Context, Result};
 pub struct Style {
     /// Check marks instead of words.
     pub unicode: bool,
-    /// Colours.
     pub colour: bool,
 }
 

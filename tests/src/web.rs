@@ -60,7 +60,6 @@ impl WebServer {
         Ok(Self { port, stop, served, thread: Some(thread) })
     }
 
-    /// Its port.
     #[must_use]
     pub const fn port(&self) -> u16 {
         self.port

@@ -81,7 +81,6 @@ impl World {
         self.addresses
     }
 
-    /// Its echo server.
     #[must_use]
     pub fn echo(&self) -> &EchoServer {
         &self.echo

@@ -19,7 +19,6 @@ const KEPT_LINES: usize = 1_000;
 
 const BEAT: Duration = Duration::from_secs(1);
 
-/// In a log.
 const LOG_BEAT: Duration = Duration::from_secs(60);
 
 #[derive(Debug)]

@@ -182,9 +182,7 @@ fn may_return(addresses: &Addresses, ip: IpAddr, owner: &LeaseOwner) -> bool {
 #[derive(Debug, thiserror::Error)]
 #[error(transparent)]
 pub enum WakeError {
-    /// The kernel.
     Kernel(#[from] KernelError),
-    /// The store.
     Store(#[from] StoreError),
 }
 

@@ -30,13 +30,11 @@ pub enum AuditError {
 /// Repair failure.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum RepairError {
-    /// Kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// Endpoint's kernel call.
     #[error(transparent)]
     Job(#[from] JobError),
-    /// Store.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// Regeneration.

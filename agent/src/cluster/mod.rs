@@ -49,7 +49,6 @@ pub enum ClusterError {
     /// The file is refused.
     #[error("cluster file {}: {why}", path.display())]
     File {
-        /// The file.
         path: PathBuf,
         /// With a line number if there is one.
         why: String,

@@ -45,9 +45,7 @@ impl Mode {
 /// An ended command.
 #[derive(Debug, Clone)]
 pub struct Ended {
-    /// The command.
     pub command: Command,
-    /// The outcome.
     pub outcome: Outcome,
     /// A DEL without an attachment.
     pub found_nothing: bool,

@@ -7,16 +7,10 @@ use std::path::PathBuf;
 pub enum ConfigError {
     /// Unreadable file.
     #[error("read configuration {}: {cause}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        cause: std::io::Error,
-    },
+    Read { path: PathBuf, cause: std::io::Error },
     /// Unparsable file.
     #[error("parse configuration {}: {message}", path.display())]
     Parse {
-        /// The file.
         path: PathBuf,
         /// Problem and position.
         message: String,

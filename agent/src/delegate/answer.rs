@@ -76,7 +76,6 @@ pub struct Made {
     pub attachment: Attachment,
     /// Network namespace.
     pub netns: PathBuf,
-    /// In the container.
     pub container: Link,
     /// On the node.
     pub host: Option<(IfName, Link)>,
@@ -84,7 +83,6 @@ pub struct Made {
     pub v4: Option<Address>,
     /// IPv6.
     pub v6: Option<Address>,
-    /// Routes.
     pub routes: Vec<ContainerRoute>,
     /// Resolver settings of the container.
     pub dns: EndpointDns,

@@ -19,7 +19,6 @@ pub fn key(attachment: &Attachment) -> v1::AttachmentKey {
     }
 }
 
-/// An Add request.
 #[must_use]
 pub fn add(spec: &CreateSpec) -> v1::AddRequest {
     let limit = |l: Option<Limit>| l.map(|l| v1::Limit { rate: l.rate.get(), burst: l.burst.get() });

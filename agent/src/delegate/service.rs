@@ -37,7 +37,6 @@ pub enum CallError {
     /// Nothing was sent.
     #[error("the service at {} cannot be reached: {why}", socket.display())]
     Unreachable {
-        /// Its socket.
         socket: PathBuf,
         /// Kernel error, or why the socket is not trusted.
         why: String,
@@ -45,7 +44,6 @@ pub enum CallError {
     /// The request may have run.
     #[error("the service at {} did not take it to its end: {why}", socket.display())]
     Broken {
-        /// Its socket.
         socket: PathBuf,
         /// Message of transport or service.
         why: String,
@@ -53,21 +51,16 @@ pub enum CallError {
     /// The request may still run.
     #[error("the service at {} gave no answer within {} ms", socket.display(), after.as_millis())]
     TimedOut {
-        /// Its socket.
         socket: PathBuf,
         /// Deadline.
         after: Duration,
     },
     /// The agent stops.
     #[error("the agent stops, and waits no longer for the service at {}", socket.display())]
-    Stopping {
-        /// Its socket.
-        socket: PathBuf,
-    },
+    Stopping { socket: PathBuf },
     /// Another service has the socket.
     #[error("what answers at {} is no service of wharf.delegate.v1, or one of another version: {why}", socket.display())]
     Unimplemented {
-        /// Its socket.
         socket: PathBuf,
         /// Message of the responder.
         why: String,
@@ -75,7 +68,6 @@ pub enum CallError {
     /// A status that no service should use.
     #[error("the service at {} failed ({code:?}): {why}", socket.display())]
     Status {
-        /// Its socket.
         socket: PathBuf,
         /// gRPC code.
         code: Code,
@@ -85,7 +77,6 @@ pub enum CallError {
     /// An invalid answer.
     #[error("the answer of the service at {} cannot be used: {why}", socket.display())]
     Unusable {
-        /// Its socket.
         socket: PathBuf,
         /// Broken rule.
         why: AnswerError,
@@ -139,7 +130,6 @@ impl Service {
         Self { socket: socket.to_owned(), client: DelegateClient::new(channel).max_decoding_message_size(MAX_ANSWER) }
     }
 
-    /// Its socket.
     #[must_use]
     pub fn socket(&self) -> &Path {
         &self.socket
@@ -167,7 +157,6 @@ impl Service {
         self.read(answer::deleted(answer))
     }
 
-    /// Checks an attachment.
     pub async fn check(&self, key: v1::AttachmentKey, limit: Duration) -> Result<Seen, CallError> {
         let mut client = self.client.clone();
         let request = v1::CheckRequest { key: Some(key.clone()) };

@@ -50,7 +50,6 @@ pub enum WorkError {
     /// Too many waiting ADDs.
     #[error(transparent)]
     Overloaded(#[from] Refusal),
-    /// The records.
     #[error(transparent)]
     Records(#[from] QueueFailure),
     /// An owed DEL was not sent.

@@ -33,7 +33,6 @@ const MIN_INTERVAL: Duration = Duration::from_secs(1);
 /// A failed look or delete.
 #[derive(Debug, thiserror::Error)]
 pub enum AbandonedError {
-    /// The kernel.
     #[error(transparent)]
     Kernel(#[from] KernelError),
     /// Failed deletes; [`super::resume`] retries them.

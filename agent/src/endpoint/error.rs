@@ -31,7 +31,6 @@ pub enum RemoveError {
     /// The kernel kept or did not report an object.
     #[error(transparent)]
     Kernel(#[from] KernelError),
-    /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The policy rows.
@@ -59,9 +58,7 @@ fn steps(failed: &[(impl std::fmt::Display, RemoveError)]) -> String {
 #[derive(Debug, Clone, thiserror::Error)]
 #[error("{cause} (create endpoint {attachment})")]
 pub struct CreateError {
-    /// The attachment.
     pub attachment: Attachment,
-    /// The cause.
     pub cause: CreateCause,
 }
 
@@ -104,7 +101,6 @@ pub enum CreateCause {
     /// The policy rows.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The addresses.
@@ -122,35 +118,22 @@ pub enum CreateCause {
     /// The interface's endpoint is being created or deleted.
     #[error("endpoint {id} of this interface is being {doing}")]
     InterfaceBusy {
-        /// Its endpoint.
         id: EndpointId,
         /// Operation.
         doing: &'static str,
     },
     /// The interface has an endpoint.
     #[error("endpoint {id} has this interface already ({state})")]
-    InterfaceTaken {
-        /// Its endpoint.
-        id: EndpointId,
-        /// State.
-        state: State,
-    },
+    InterfaceTaken { id: EndpointId, state: State },
     /// Another endpoint has the address.
     #[error("endpoint {id} has the address {ip} already")]
-    AddressTaken {
-        /// Its endpoint.
-        id: EndpointId,
-        /// Address.
-        ip: IpAddr,
-    },
+    AddressTaken { id: EndpointId, ip: IpAddr },
     /// An address that another IPAM may not lease.
     #[error("the address {ip}, leased by {by}: {why}")]
     External {
         /// Plugin.
         by: String,
-        /// Address.
         ip: IpAddr,
-        /// Cause.
         why: String,
     },
     /// Another IPAM's address, in use here.
@@ -158,7 +141,6 @@ pub enum CreateCause {
     ExternalHeld {
         /// Plugin.
         by: String,
-        /// Address.
         ip: IpAddr,
         /// User.
         why: String,
@@ -190,7 +172,6 @@ pub enum CreateCause {
     /// Source prefixes.
     #[error(transparent)]
     Sources(#[from] SourcesRefusal),
-    /// Masquerading is off.
     #[error("masquerading is asked for (`ipMasq`), and this node's agent runs with --masquerade off")]
     MasqueradeOff,
     /// The pool's masquerading is off.
@@ -207,27 +188,15 @@ pub enum CreateCause {
     PortTaken {
         /// Requested.
         port: PublishedPort,
-        /// Its endpoint.
         id: EndpointId,
-        /// Attachment.
         attachment: Attachment,
     },
     /// The plugin's link has an endpoint.
     #[error("another plugin made the interface, and endpoint {id} of {attachment} is on its link already")]
-    LinkTaken {
-        /// Its endpoint.
-        id: EndpointId,
-        /// Attachment.
-        attachment: Attachment,
-    },
+    LinkTaken { id: EndpointId, attachment: Attachment },
     /// The plugin's interface lacks a reported address.
     #[error("the plugin that made the interface told the address {ip}, and {ifname} in the container does not have it")]
-    NotOnLink {
-        /// Address.
-        ip: IpAddr,
-        /// Interface.
-        ifname: IfName,
-    },
+    NotOnLink { ip: IpAddr, ifname: IfName },
     /// The plugin's interface has another MAC.
     #[error("MAC address {asked} is asked for, and the plugin that made {ifname} in the container gave it {has}")]
     OtherMac {
@@ -235,7 +204,6 @@ pub enum CreateCause {
         asked: MacAddr,
         /// Actual.
         has: MacAddr,
-        /// Interface.
         ifname: IfName,
     },
     /// The plugin's link is unusable.

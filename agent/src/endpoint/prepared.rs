@@ -70,7 +70,6 @@ pub type Loaded = (ProgramSet, Programs, InFlight);
 /// A failed load.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// No id.
     #[error("every endpoint id is in use")]
     NoId,
     /// The kernel.

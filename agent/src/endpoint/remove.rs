@@ -29,7 +29,6 @@ pub enum Subject {
     Recorded(Box<EndpointRecord>),
     /// Found by id, without a readable record.
     Remnant {
-        /// Id.
         id: EndpointId,
         /// One, unless a mark was copied.
         links: Vec<LinkRef>,

@@ -53,15 +53,11 @@ pub struct CreateSpec {
     pub mac: Option<MacAddr>,
     /// At most one per family.
     pub ips: Vec<IpAddr>,
-    /// Labels.
     pub labels: std::collections::BTreeSet<Label>,
-    /// Pod name.
     pub pod_name: Option<String>,
-    /// Pod namespace.
     pub pod_namespace: Option<String>,
     /// Requesting container runtime.
     pub runtime: Option<RuntimeName>,
-    /// Ports to publish.
     pub ports: Vec<PublishedPort>,
     /// The pool's setting if absent.
     pub masquerade: Option<bool>,

@@ -53,7 +53,6 @@ impl Outcome {
 pub struct Probed {
     /// Probed address.
     pub address: IpAddr,
-    /// Kind of probe.
     pub kind: ProbeKind,
     /// Result.
     pub outcome: Outcome,

@@ -18,7 +18,6 @@ impl Format {
         if accept.is_some_and(|types| types.contains(OPENMETRICS)) { Self::OpenMetrics } else { Self::Prometheus }
     }
 
-    /// The `Content-Type`.
     #[must_use]
     pub const fn content_type(self) -> &'static str {
         match self {

@@ -49,7 +49,6 @@ impl Counters {
 
 /// A proxied request's record.
 pub trait Judged {
-    /// The verdict.
     fn verdict(&self) -> Verdict;
 
     /// Whether Envoy counts the request.

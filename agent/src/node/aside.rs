@@ -13,7 +13,6 @@ use wharf_kit::sync::lock;
 pub struct Wanted {
     /// Any when absent.
     pub network: Option<NetworkName>,
-    /// Container.
     pub container_id: ContainerId,
     /// Any when absent.
     pub ifname: Option<IfName>,

@@ -254,7 +254,6 @@ pub enum Command {
 /// Result of a teardown.
 #[derive(Debug, Clone)]
 pub struct Torn {
-    /// Of the endpoint.
     pub record: EndpointRecord,
     /// Failed steps.
     pub errors: Vec<StepError>,
@@ -270,9 +269,7 @@ pub type Release = futures::future::Shared<futures::future::BoxFuture<'static, R
 /// Handle to an endpoint.
 #[derive(Debug, Clone)]
 pub struct Handle {
-    /// Id.
     pub id: EndpointId,
-    /// Epoch.
     pub epoch: Epoch,
     /// The task's mailbox.
     pub mailbox: mpsc::Sender<Command>,
@@ -325,7 +322,6 @@ fn bandwidth(limits: &Bandwidth) -> wharf_api::Bandwidth {
     wharf_api::Bandwidth { ingress: of(limits.ingress), egress: of(limits.egress) }
 }
 
-/// For the API.
 #[must_use]
 pub fn api_endpoint(view: &View, masquerades: bool) -> wharf_api::Endpoint {
     let r = &view.record;

@@ -19,7 +19,6 @@ pub enum SourcesRefusal {
     /// Others have addresses in the prefix.
     #[error("source prefix {prefix} overlaps {with}")]
     Taken {
-        /// Prefix.
         prefix: IpNet,
         /// Owner of the addresses.
         with: String,
@@ -72,12 +71,7 @@ pub enum BuildError {
 pub enum CommandError {
     /// Not allowed in this state.
     #[error("{command} refused: the endpoint is {state}")]
-    Refused {
-        /// The command.
-        command: &'static str,
-        /// The state.
-        state: State,
-    },
+    Refused { command: &'static str, state: State },
     /// A delete came first.
     #[error("the endpoint is being deleted")]
     Deleted,

@@ -12,7 +12,6 @@ const KEPT: usize = 7;
 #[derive(Debug, Default)]
 pub struct Flows(Mutex<VecDeque<Collection>>);
 
-/// A collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Collection {
     /// Remaining flows, and counts.

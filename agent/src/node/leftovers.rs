@@ -13,7 +13,6 @@ use crate::node::endpoint::Shared;
 /// An endpoint without a record.
 #[derive(Debug, Clone)]
 pub struct Orphan {
-    /// Link.
     pub link: LinkRef,
     /// From the link's mark.
     pub attachment: Option<Attachment>,
@@ -28,7 +27,6 @@ pub struct Orphan {
 pub enum Unfinished {
     /// A prepared set.
     Programs,
-    /// A create.
     Create(Box<Remains>),
 }
 

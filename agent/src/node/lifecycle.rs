@@ -19,9 +19,7 @@ use crate::{
 pub struct Lifecycle {
     /// Settings.
     pub config: Arc<AgentConfig>,
-    /// The kernel.
     pub kernel: Arc<dyn Kernel>,
-    /// The store.
     pub store: Store,
     /// Addresses, other nodes and routes.
     pub network: NodeNetwork,
@@ -42,7 +40,6 @@ pub struct Tasks {
     pub operations: TaskTracker,
     /// End after the operations, which need them.
     pub endpoints: TaskTracker,
-    /// Controllers.
     pub controllers: Controllers,
     /// No new work.
     pub stop: CancellationToken,

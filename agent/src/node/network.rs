@@ -59,7 +59,6 @@ pub enum ClusterFailure {
     /// Rows of policy.
     #[error(transparent)]
     Policy(#[from] PolicyError),
-    /// Both.
     #[error("{policy}; {kernel}")]
     Both {
         /// Rows of policy.

@@ -64,7 +64,6 @@ pub enum Reading<T> {
     Stale {
         /// Last answer.
         value: T,
-        /// Its age.
         age: Duration,
         /// Age of the running look.
         waiting: Duration,

@@ -70,7 +70,6 @@ enum Canary {
     Failed(QueueFailure),
 }
 
-/// A failure.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueFailure {
     /// The queue refused.
@@ -88,7 +87,6 @@ pub enum Cause {
     Start,
     /// A record.
     Event,
-    /// The tick.
     Tick,
 }
 

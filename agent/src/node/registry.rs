@@ -30,7 +30,6 @@ pub enum Taken {
     Address(IpAddr, Box<Handle>),
     /// On the plugin's link.
     Link(Box<Handle>),
-    /// Publishes the port.
     Port(PublishedPort, Box<Handle>),
 }
 
@@ -206,7 +205,6 @@ impl Registry {
         Some(handle)
     }
 
-    /// By id.
     #[must_use]
     pub fn get(&self, id: EndpointId) -> Option<Handle> {
         lock(&self.inner).by_id.get(&id).cloned()

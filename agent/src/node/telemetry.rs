@@ -9,7 +9,6 @@ use crate::{metrics::Metrics, monitor::Monitor};
 pub struct Telemetry {
     /// Events.
     pub monitor: Monitor,
-    /// Metrics.
     pub metrics: Metrics,
     /// Traces every endpoint's forwarded packets.
     pub trace_all: AtomicBool,

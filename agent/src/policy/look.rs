@@ -34,11 +34,9 @@ use crate::proxy;
 pub struct Ask {
     /// Sender, if an endpoint.
     pub from: Option<EndpointId>,
-    /// Source address.
     pub source: IpAddr,
     /// Receiver, if an endpoint.
     pub to: Option<EndpointId>,
-    /// Destination address.
     pub destination: IpAddr,
     /// Port or ICMP type.
     pub to_port: Destination,

@@ -117,7 +117,6 @@ impl Policy {
         or_lost(self.realize(inner, Terms::ANSWERS, vec![Input::Names(names, changed)]).await.1)
     }
 
-    /// Number of addresses.
     pub async fn name_addresses(&self) -> u64 {
         self.lock().await.state.inputs().names.len() as u64
     }

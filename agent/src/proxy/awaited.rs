@@ -12,7 +12,6 @@ use wharf_kit::{clock, sync::lock};
 /// A wait for the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Awaited {
-    /// Listener.
     pub listener: String,
     /// Endpoint whose removal waits; `None`: a change of policy.
     pub endpoint: Option<EndpointId>,

@@ -55,7 +55,6 @@ impl Leaving {
 
 /// Redirects and counts of completions.
 pub struct Proxy {
-    /// Redirects.
     pub redirects: Arc<dyn Redirects>,
     /// Awaited completions.
     pub pending: AtomicU64,

@@ -18,9 +18,7 @@ use crate::{node::Node, rest::command::Counted};
 /// An error, for the log.
 #[derive(Debug, Clone)]
 pub struct Told {
-    /// Code.
     pub code: ErrorCode,
-    /// Message.
     pub message: String,
 }
 

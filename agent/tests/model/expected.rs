@@ -47,7 +47,6 @@ pub(crate) enum Health {
     },
 }
 
-/// An endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) id: EndpointId,
@@ -113,7 +112,6 @@ impl Model {
         self.left_by_start || !self.left.is_empty()
     }
 
-    /// Leases, by address.
     pub(crate) fn leases(&self) -> BTreeMap<IpAddr, LeaseOwner> {
         let callers = self.callers.iter().map(|(ip, name)| (*ip, LeaseOwner::Caller { name: name.clone() }));
         let all = self.endpoints.values().chain(self.aside.iter().map(|(_, e)| e));

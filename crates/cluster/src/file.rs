@@ -37,7 +37,6 @@ struct Row {
 pub struct FileError {
     /// From 1.
     pub line: usize,
-    /// Cause.
     pub why: String,
 }
 

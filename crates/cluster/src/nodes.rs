@@ -15,7 +15,6 @@ pub const MAX_OF_NODE: usize = 8;
 /// Bytes, as of a DNS name.
 pub(crate) const MAX_NAME: usize = 253;
 
-/// A node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeRow {
     /// Unique.
@@ -37,7 +36,6 @@ pub struct Nodes(Vec<NodeRow>);
 /// The refused part of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Name.
     Name,
     /// Address, by index.
     Address(usize),
@@ -60,9 +58,7 @@ pub enum NodesError {
     Row {
         /// Index.
         row: usize,
-        /// Part.
         part: Part,
-        /// Cause.
         why: String,
     },
 }
@@ -140,7 +136,6 @@ impl Nodes {
         self.0.iter()
     }
 
-    /// The node with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&NodeRow> {
         self.0.iter().find(|node| node.name == name)

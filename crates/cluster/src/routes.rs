@@ -22,7 +22,6 @@ pub enum Routing {
     Auto,
     /// Direct, or not at all.
     Native,
-    /// By the overlay.
     Overlay,
 }
 
@@ -73,7 +72,6 @@ impl fmt::Display for Unrouted {
 pub struct Destination {
     /// The other node's name.
     pub node: String,
-    /// CIDR.
     pub cidr: IpNet,
     /// Where packets go.
     pub via: Result<NextHop, Unrouted>,

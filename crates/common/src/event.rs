@@ -1,6 +1,5 @@
 //! The record on the event ring buffer.
 
-/// Kind of an event.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EventKind {
@@ -42,7 +41,6 @@ pub struct Event {
     pub direction: u32,
     /// Endpoint whose program reports.
     pub endpoint_id: u32,
-    /// Its identity.
     pub identity: u32,
     /// Bytes, Ethernet header included.
     pub length: u32,

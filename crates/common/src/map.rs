@@ -222,7 +222,6 @@ pub struct EndpointRow {
     pub identity: u32,
     /// Container side.
     pub mac: [u8; 6],
-    /// Endpoint id.
     pub endpoint_id: u16,
     /// Zero.
     pub _pad: [u8; 4],
@@ -303,7 +302,6 @@ impl Default for SourcePrefix {
 pub struct SourcesRow {
     /// Of the attachment.
     pub epoch: u64,
-    /// Endpoint id.
     pub endpoint_id: u16,
     /// Zero.
     pub _pad: [u8; 6],
@@ -321,7 +319,6 @@ pub struct SourcesRow {
 pub struct EndpointConsts {
     /// [`crate::ABI_VERSION`], for readers of pinned programs.
     pub abi_version: u32,
-    /// Endpoint id.
     pub endpoint_id: u32,
     /// The only Ethernet source the container may use.
     pub container_mac: [u8; 6],
@@ -351,7 +348,6 @@ pub const FLAG_CHAINED: u32 = 1 << 5;
 /// The endpoint sends from and receives for its prefixes in [`SOURCES`]. Never with [`FLAG_CHAINED`].
 pub const FLAG_SOURCES: u32 = 1 << 6;
 
-/// Limit flag of a direction.
 #[inline(always)]
 #[must_use]
 pub const fn limit_flag(direction: Direction) -> u32 {

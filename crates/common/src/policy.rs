@@ -148,7 +148,6 @@ pub struct Hit {
 }
 
 impl Hit {
-    /// No rule.
     pub const NONE: Self = Self { rank: NO_RANK, rule: 0, ruling: ACCEPT };
 }
 

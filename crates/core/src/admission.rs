@@ -52,7 +52,6 @@ pub struct Ticket(u64);
      in {retry_after_ms} ms"
 )]
 pub struct Refusal {
-    /// Predicted wait, milliseconds.
     pub predicted_wait_ms: u64,
     /// Milliseconds, 50 to 5,000.
     pub retry_after_ms: u64,
@@ -73,7 +72,6 @@ pub struct AdmissionView {
     pub deletes: u32,
     /// As [`Refusal::cost_ms`], at the limit.
     pub cost_ms: u64,
-    /// As `cost_ms`, of deletes.
     pub delete_cost_ms: u64,
     /// Milliseconds; 0 when the queue is empty.
     pub longest_waiting_ms: u64,

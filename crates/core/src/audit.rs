@@ -30,7 +30,6 @@ mod missing;
 pub struct QueueFile {
     /// Name in the queue directory.
     pub name: String,
-    /// Age, milliseconds.
     pub age_ms: u64,
     /// None when the file is unreadable.
     pub owner: Option<String>,
@@ -53,7 +52,6 @@ pub struct AuditView<'a> {
     pub in_flight: &'a BTreeSet<EndpointId>,
     /// Each has an unreachable route.
     pub pool_cidrs: &'a [IpNet],
-    /// Router addresses.
     pub router: [Option<IpAddr>; 2],
     /// As the kernel layer reports them.
     pub node: &'a [NodeProblem],
@@ -74,11 +72,8 @@ pub enum Repair {
     RemoveCallSlot(u32),
     /// Remove an nftables entry that no endpoint has.
     RemoveNat(NatEntry),
-    /// Release a lease.
     ReleaseLease(IpAddr),
-    /// Remove a route.
     RemoveRoute(RouteRow),
-    /// Regenerate the endpoint.
     Regenerate(EndpointId, Level),
     /// Close an intent after removal of its orphans; detach its programs from another plugin's link.
     CloseIntent(EndpointId, Epoch, Option<Box<LinkRef>>),
@@ -120,7 +115,6 @@ impl Repair {
 /// A difference, and its repair.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AuditFinding {
-    /// The problem.
     pub problem: Problem,
     /// Owner or former owner, if known.
     pub owner: Option<String>,

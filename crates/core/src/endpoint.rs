@@ -108,9 +108,7 @@ pub struct PodRow {
 /// Durable state, in one transaction with its leases.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndpointRecord {
-    /// Endpoint id.
     pub id: EndpointId,
-    /// Epoch.
     pub epoch: Epoch,
     /// CNI key.
     pub attachment: Attachment,
@@ -120,9 +118,7 @@ pub struct EndpointRecord {
     pub pool: PoolName,
     /// Owner of the addresses.
     pub ip_owner: IpOwner,
-    /// IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
-    /// IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
     /// Of the container's IPv4 default route.
     pub gateway4: Option<Ipv4Addr>,
@@ -159,7 +155,6 @@ pub struct EndpointRecord {
     pub runtime: Option<RuntimeName>,
     /// Milliseconds since the Unix epoch.
     pub created_unix_ms: u64,
-    /// Published ports.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ports: Vec<PublishedPort>,
     /// Masquerade packets to other networks; none follows the pool.

@@ -14,7 +14,6 @@ pub use endpoint::{EndpointProblem, Lookup, RouteSeen, Side, joined};
 pub use node::NodeProblem;
 pub use stray::{Kept, Stray};
 
-/// A problem.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Problem {
     /// Endpoint with a record.
@@ -43,7 +42,6 @@ pub enum Mender {
     },
     /// None: the finding is a notice.
     Nobody,
-    /// An operator.
     Operator,
 }
 

@@ -19,7 +19,6 @@ pub fn attachment(container: &str, ifname: &str) -> Attachment {
     }
 }
 
-/// An endpoint id.
 #[must_use]
 #[allow(clippy::expect_used, reason = "a test's own constants")]
 pub fn id(n: u16) -> EndpointId {

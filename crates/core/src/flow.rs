@@ -10,7 +10,6 @@ use crate::ids::EndpointId;
 /// One end of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowEnd {
-    /// Address.
     pub address: IpAddr,
     /// Of TCP, UDP and SCTP; identifier of ICMP echo; else zero.
     pub port: u16,
@@ -25,7 +24,6 @@ pub struct Flow {
     pub destination: FlowEnd,
     /// IANA number.
     pub protocol: u8,
-    /// State.
     pub state: FlowState,
     /// Between two endpoints, through the node's stack.
     pub by_stack: bool,
@@ -52,7 +50,6 @@ pub struct FlowFilter {
     pub port: Option<u16>,
     /// IANA number.
     pub protocol: Option<u8>,
-    /// State.
     pub state: Option<FlowState>,
 }
 
@@ -103,7 +100,6 @@ pub struct FlowUsage {
 }
 
 impl FlowUsage {
-    /// Percent.
     const WARN_PERCENT: u64 = 80;
 
     /// An operator should act before flows can be evicted.

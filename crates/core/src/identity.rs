@@ -12,7 +12,6 @@ use crate::ids::IdError;
 pub struct Identity(pub u32);
 
 impl Identity {
-    /// The node.
     pub const HOST: Self = Self(wharf_common::policy::IDENTITY_NODE);
     /// Peers outside.
     pub const WORLD: Self = Self(2);

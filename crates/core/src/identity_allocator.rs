@@ -46,7 +46,6 @@ pub enum IdentityError {
     /// Unknown, or combined with other labels.
     #[error("resolve identity of label {label}: {why}")]
     Reserved {
-        /// Label.
         label: Label,
         /// Violated rule.
         why: &'static str,
@@ -56,7 +55,6 @@ pub enum IdentityError {
     Conflict {
         /// Number.
         identity: Identity,
-        /// Cause.
         why: String,
     },
 }

@@ -31,9 +31,7 @@ pub use quarantine::RestView;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Family {
-    /// IPv4.
     Ipv4,
-    /// IPv6.
     Ipv6,
 }
 
@@ -60,7 +58,6 @@ impl fmt::Display for Family {
 /// A configured pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolConfig {
-    /// Name.
     pub name: PoolName,
     /// Used in this order.
     pub cidrs: Vec<IpNet>,
@@ -83,27 +80,21 @@ pub enum Wanted<A> {
 pub struct LeaseRequest {
     /// None for the default pool.
     pub pool: Option<PoolName>,
-    /// IPv4.
     pub ipv4: Wanted<Ipv4Addr>,
-    /// IPv6.
     pub ipv6: Wanted<Ipv6Addr>,
 }
 
 /// Leased addresses: at least one.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Leased {
-    /// IPv4.
     pub ipv4: Option<Ipv4Addr>,
-    /// IPv6.
     pub ipv6: Option<Ipv6Addr>,
-    /// Pool.
     pub pool: PoolName,
 }
 
 /// Addresses that the node has or reaches: IPAM does not lease them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Withheld {
-    /// Addresses.
     pub net: IpNet,
     /// The node's address or route.
     pub why: String,
@@ -112,7 +103,6 @@ pub struct Withheld {
 /// Usage of one family of a pool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolUsage {
-    /// Pool.
     pub pool: PoolName,
     /// Whether the family is IPv6.
     pub v6: bool,
@@ -230,7 +220,6 @@ impl Ipam {
         self.router6
     }
 
-    /// Default pool.
     #[must_use]
     pub fn default_pool(&self) -> &PoolName {
         &self.default_pool

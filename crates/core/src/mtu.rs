@@ -12,7 +12,6 @@ pub const MAX_MTU: u32 = 65_535;
 /// An interface with a default route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Uplink {
-    /// Name.
     pub ifname: String,
     /// Bytes.
     pub mtu: u32,
@@ -21,7 +20,6 @@ pub struct Uplink {
 /// MTU of new links.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeMtu {
-    /// Bytes.
     pub bytes: u32,
     /// Origin of the value.
     pub origin: Origin,

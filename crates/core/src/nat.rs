@@ -43,7 +43,6 @@ pub enum NatEntry {
 }
 
 impl NatEntry {
-    /// Container address.
     #[must_use]
     pub const fn container(&self) -> IpAddr {
         match self {
@@ -194,15 +193,12 @@ pub fn merge(cidrs: impl IntoIterator<Item = IpNet>) -> Vec<Span> {
 /// A published port of a container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct PortMapping {
-    /// Protocol.
     pub protocol: Protocol,
     /// `None` for all of the container's family.
     pub host_ip: Option<IpAddr>,
     /// Node port.
     pub host_port: NonZeroU16,
-    /// Container address.
     pub container: IpAddr,
-    /// Container port.
     pub container_port: NonZeroU16,
 }
 
@@ -215,7 +211,6 @@ pub struct PortMapping {
 pub struct FamilyMismatch {
     /// Node address.
     pub host_ip: IpAddr,
-    /// Container address.
     pub container: IpAddr,
 }
 

@@ -76,11 +76,8 @@ pub struct NodeNetworks {
 /// A pool's CIDR and a network of the node.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Overlap {
-    /// Pool.
     pub pool: PoolName,
-    /// CIDR.
     pub cidr: IpNet,
-    /// Network.
     pub network: NodeNetwork,
 }
 

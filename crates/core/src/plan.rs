@@ -11,7 +11,6 @@ use wharf_handover::DELETE_ANSWER;
 
 use crate::endpoint::{EndpointRecord, IpOwner};
 
-/// A create step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CreateStep {
@@ -185,7 +184,6 @@ pub fn plan_undo(begun: &[CreateStep]) -> Vec<UndoStep> {
     begun.iter().rev().filter_map(|step| undo(*step)).collect()
 }
 
-/// A delete step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DeleteStep {
@@ -308,7 +306,6 @@ impl fmt::Display for DeleteStep {
     }
 }
 
-/// Delete options.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct DeleteOptions {
     /// NoIPRelease.

@@ -30,7 +30,6 @@ pub struct Cell {
     pub rest: Hit,
 }
 
-/// A row change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RowChange {
     /// Zeros for none.
@@ -58,7 +57,6 @@ pub const MAX_NAMED_PORTS: usize = 64;
 /// Packets judged by a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Judged {
-    /// Packets.
     pub packets: u64,
     /// Including Ethernet headers.
     pub bytes: u64,

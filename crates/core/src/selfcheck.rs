@@ -24,7 +24,6 @@ const NOBODY6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 /// The tested program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
-    /// From the container.
     FromContainer,
     /// From the node's stack to the container.
     ToContainer,
@@ -46,7 +45,6 @@ impl Hook {
 pub enum Verdict {
     /// To or from the node's stack.
     Pass,
-    /// Drop.
     Drop,
     /// Redirect to another interface.
     Redirect,
@@ -134,9 +132,7 @@ impl Kind {
 /// IP family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Family {
-    /// IPv4.
     Ipv4,
-    /// IPv6.
     Ipv6,
 }
 
@@ -167,7 +163,6 @@ pub struct Field {
 pub struct Case {
     /// Subject.
     pub kind: Kind,
-    /// Family.
     pub family: Family,
     /// Program.
     pub hook: Hook,
@@ -184,7 +179,6 @@ pub struct Case {
 /// A case's result.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Outcome {
-    /// Verdict.
     pub verdict: Verdict,
     /// Output packet.
     pub packet: Vec<u8>,
@@ -232,7 +226,6 @@ pub fn cases(record: &EndpointRecord, config: &ConfigSpec, peer: Option<&Endpoin
 pub struct Probe {
     /// Egress, else ingress.
     pub egress: bool,
-    /// Peer.
     pub peer: IpAddr,
     /// Not SCTP.
     pub protocol: Protocol,
@@ -242,7 +235,6 @@ pub struct Probe {
     pub accept: bool,
 }
 
-/// Policy cases.
 #[must_use]
 pub fn policy_cases(record: &EndpointRecord, config: &ConfigSpec, probes: &[Probe]) -> Vec<Case> {
     let maker = Maker { record };

@@ -37,15 +37,12 @@ pub enum SourcesError {
     /// More than [`SourcePrefixes::MAX`].
     #[error("{0} source prefixes, at most {max} are taken; merge adjacent ones", max = SourcePrefixes::MAX)]
     Many(usize),
-    /// Host bits.
     #[error("source prefix {0} has host bits; write {canonical}", canonical = .0.trunc())]
     HostBits(IpNet),
     /// Overlaps a special-purpose network.
     #[error("source prefix {prefix} overlaps {special}, {what}; narrow it, or leave it out")]
     Special {
-        /// Prefix.
         prefix: IpNet,
-        /// Network.
         special: IpNet,
         /// Its purpose.
         what: &'static str,

@@ -30,7 +30,6 @@ pub enum Event {
     CreateFailed,
     /// Network namespace and link are gone; the delete is awaited.
     NetnsGone,
-    /// A delete is requested.
     DeleteRequested,
     /// Every step was done or recorded as failed.
     DeleteFinished,
@@ -85,7 +84,6 @@ impl fmt::Display for Event {
 pub enum Action {
     /// Replaces the queued build.
     QueueBuild {
-        /// Level.
         level: Level,
         /// As `now_ms` of [`Fsm::step`].
         not_before_ms: u64,
@@ -115,7 +113,6 @@ impl fmt::Display for Action {
 pub struct Rejected {
     /// Current state.
     pub state: State,
-    /// Event.
     pub event: Event,
     /// Violated rule.
     pub why: &'static str,
@@ -124,7 +121,6 @@ pub struct Rejected {
 /// The state machine. Times are milliseconds on a monotonic clock: setting Unix time back would prolong a backoff.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fsm {
-    /// State.
     pub state: State,
     /// Of the pending build; during a build, requested since its start.
     pub owed: Option<Level>,

@@ -11,7 +11,6 @@ use crate::{
     timeline::Life,
 };
 
-/// Lease owner.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LeaseOwner {
@@ -19,7 +18,6 @@ pub enum LeaseOwner {
     Attachment {
         /// CNI key.
         attachment: Attachment,
-        /// Epoch.
         epoch: Epoch,
     },
     /// Of `POST /v1/ipam`.
@@ -69,11 +67,8 @@ impl LeaseOwner {
 /// A leased address.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Lease {
-    /// Address.
     pub ip: IpAddr,
-    /// Pool.
     pub pool: PoolName,
-    /// Owner.
     pub owner: LeaseOwner,
     /// Milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
@@ -82,9 +77,7 @@ pub struct Lease {
 /// A resting address: caches and connections of the old owner must expire.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Rest {
-    /// Address.
     pub ip: IpAddr,
-    /// Pool.
     pub pool: PoolName,
     /// In words.
     pub last_owner: String,
@@ -110,7 +103,6 @@ pub struct OutOfService {
     pub record: String,
     /// As far as known.
     pub addresses: Vec<IpAddr>,
-    /// Cause.
     pub why: String,
     /// Milliseconds since the Unix epoch.
     pub since_unix_ms: u64,
@@ -146,11 +138,9 @@ pub enum Change {
     RemoveEndpoint(EndpointId, Epoch),
     /// Insert or replace a lease.
     PutLease(Lease),
-    /// Remove a lease.
     RemoveLease(IpAddr),
     /// Of this owner: a late delete must not remove another owner's lease.
     RemoveOwnedLease(IpAddr, LeaseOwner),
-    /// Of this owner.
     ReplaceOwnedLease(Lease, LeaseOwner),
     /// A delete needs a record of this epoch: otherwise nothing would resume or close it.
     PutIntent(EndpointId, Epoch, Intent),
@@ -162,7 +152,6 @@ pub enum Change {
     RemoveRest(IpAddr),
     /// Insert or replace a restore failure.
     PutRestoreFailure(EndpointId, RestoreFailure),
-    /// Remove a restore failure.
     RemoveRestoreFailure(EndpointId),
     /// Take a record out of service.
     TakeOutOfService(Box<OutOfService>),
@@ -171,7 +160,6 @@ pub enum Change {
     /// An unended life needs a record of its epoch: a late write must not revive an ended life. A full store drops
     /// these changes.
     PutLife(Box<Life>),
-    /// Remove a life.
     RemoveLife(EndpointId, Epoch),
     /// No epoch below this one is allocated after a restart.
     ReserveEpochs(Epoch),

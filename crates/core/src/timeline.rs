@@ -30,7 +30,6 @@ const MIN_ENTRIES_BYTES: usize = 400;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Operation {
-    /// Create.
     Create,
     /// Undo of a failed create.
     Undo,
@@ -40,7 +39,6 @@ pub enum Operation {
     Relabel,
     /// At an agent start.
     Restore,
-    /// Delete.
     Delete,
     /// A check, an alarm.
     Notice,
@@ -62,7 +60,6 @@ impl Operation {
     }
 }
 
-/// Outcome.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
@@ -71,7 +68,6 @@ pub enum Outcome {
     Ok,
     /// Unexpected but harmless.
     Warning,
-    /// Failed.
     Failed,
 }
 
@@ -81,7 +77,6 @@ pub struct Entry {
     /// End, milliseconds since the Unix epoch.
     #[serde(rename = "at")]
     pub at_unix_ms: u64,
-    /// Operation.
     #[serde(rename = "op")]
     pub operation: Operation,
     /// Step or state machine event.
@@ -89,7 +84,6 @@ pub struct Entry {
     /// Microseconds, if any.
     #[serde(rename = "us", default)]
     pub took_us: Option<u64>,
-    /// Outcome.
     #[serde(default)]
     pub outcome: Outcome,
     /// May be empty.
@@ -301,10 +295,8 @@ pub struct Who {
     pub identity: Option<Identity>,
     /// Host side's name.
     pub host_ifname: Option<IfName>,
-    /// Pod name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_name: Option<String>,
-    /// Pod namespace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod_namespace: Option<String>,
     /// Milliseconds since the Unix epoch.
@@ -345,7 +337,6 @@ pub struct Life {
     /// End, if ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ended: Option<Ended>,
-    /// Entries.
     pub entries: Entries,
 }
 
@@ -361,7 +352,6 @@ impl Life {
 pub struct PastLife {
     /// Identification.
     pub who: Who,
-    /// End.
     pub ended: Ended,
 }
 

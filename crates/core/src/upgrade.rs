@@ -77,9 +77,7 @@ fn ids_of(link: &LinkRow) -> impl Iterator<Item = EndpointId> + use<> {
 /// An endpoint to take over, as this version specifies it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Takeover {
-    /// Record.
     pub record: EndpointRecord,
-    /// Programs.
     pub programs: ProgramSpec,
     /// Configuration row.
     pub config: ConfigSpec,

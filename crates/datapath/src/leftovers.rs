@@ -38,9 +38,7 @@ use crate::{
 pub enum Leftover {
     /// An endpoint's link.
     Link {
-        /// Name.
         name: String,
-        /// Index.
         ifindex: IfIndex,
         /// The owner's mark.
         mark: Mark,
@@ -59,17 +57,11 @@ pub enum Leftover {
     /// The unreachable route behind it.
     PeerUnreachable(IpNet),
     /// The router's veth pair, or one end.
-    Router {
-        /// Name.
-        name: String,
-        /// Index.
-        ifindex: IfIndex,
-    },
+    Router { name: String, ifindex: IfIndex },
     /// The overlay's interface.
     Overlay(IfIndex),
     /// An announced address.
     Announcement {
-        /// Address.
         address: IpAddr,
         /// Link's index.
         ifindex: IfIndex,
@@ -86,7 +78,6 @@ pub enum Leftover {
         run_dir: PathBuf,
         /// For announcements, not for forwarding.
         announced: bool,
-        /// Names.
         names: Vec<String>,
     },
     /// A pin, or a directory of pins.

@@ -146,7 +146,6 @@ fn the_way_to_the_proxy_is_made_mended_and_taken_away() {
     });
 }
 
-/// A transparent socket.
 fn transparent(kind: SockType, at: SocketAddr) -> OwnedFd {
     let family = if at.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
     let made = socket(family, kind, SockFlag::SOCK_CLOEXEC, None).expect("socket");

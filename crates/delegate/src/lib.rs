@@ -3,7 +3,6 @@
 //! `WHARF_UPDATE_PROTO=1 cargo test -p wharf-delegate` generates the code.
 
 #[allow(
-    missing_docs,
     unreachable_pub,
     clippy::all,
     clippy::cast_possible_truncation,

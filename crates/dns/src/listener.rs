@@ -41,7 +41,6 @@ impl fmt::Debug for Listener {
 /// An endpoint that uses a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member {
-    /// Endpoint id.
     pub id: u16,
     /// Distinguishes endpoints with the same id.
     pub epoch: u64,

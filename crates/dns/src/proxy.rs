@@ -33,20 +33,10 @@ pub enum Error {
     NoPort,
     /// A listening socket failed.
     #[error("listen for DNS queries at {address} ({transport}): {source}; end what has the port, or take another one")]
-    Bind {
-        /// Address.
-        address: SocketAddr,
-        /// Transport.
-        transport: Transport,
-        /// Cause.
-        source: io::Error,
-    },
+    Bind { address: SocketAddr, transport: Transport, source: io::Error },
     /// Sockets for answers failed.
     #[error("make the sockets for answers to DNS queries: {source}; the agent needs CAP_NET_ADMIN and CAP_NET_RAW")]
-    Speaker {
-        /// Cause.
-        source: io::Error,
-    },
+    Speaker { source: io::Error },
 }
 
 /// Status of the proxy.

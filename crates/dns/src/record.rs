@@ -46,7 +46,6 @@ pub struct Record {
     pub transport: Transport,
     /// Question, if readable.
     pub question: Option<Question>,
-    /// The outcome.
     pub outcome: Outcome,
     /// Response time; `None` without an answer.
     pub took: Option<Duration>,

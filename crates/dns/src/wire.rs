@@ -61,7 +61,6 @@ pub enum Malformed {
     /// Truncated header.
     #[error("the message is shorter than a header")]
     Short,
-    /// An answer.
     #[error("the message is an answer, not a query")]
     Answer,
     /// Opcode of another kind of query.
@@ -166,7 +165,6 @@ pub fn id(message: &[u8]) -> Option<u16> {
     message.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
 }
 
-/// Sets the id.
 pub fn set_id(message: &mut [u8], id: u16) {
     if let Some(bytes) = message.first_chunk_mut() {
         *bytes = id.to_be_bytes();

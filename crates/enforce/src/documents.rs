@@ -31,7 +31,6 @@ const MAX_LABEL: usize = 512;
 /// Origin of a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// An import.
     Import,
     /// The policy directory.
     Directory,
@@ -45,7 +44,6 @@ pub type FeedRows = BTreeMap<String, Option<Vec<Policy>>>;
 /// A row of the cluster feed that is not wholly in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusedPolicy {
-    /// Cause.
     pub why: String,
     /// The row's earlier policies are in force.
     pub stale: bool,
@@ -56,7 +54,6 @@ pub struct RefusedPolicy {
 /// Policies of one name (several with `specs`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
-    /// The policies.
     pub policies: Arc<Vec<Policy>>,
     /// Where they come from.
     pub source: Source,
@@ -131,7 +128,6 @@ struct File {
 pub struct Changed {
     /// New or changed.
     pub put: BTreeSet<PolicyName>,
-    /// Removed.
     pub removed: BTreeSet<PolicyName>,
 }
 
@@ -204,7 +200,6 @@ impl Documents {
         Ok(text)
     }
 
-    /// By name.
     pub fn iter(&self) -> impl Iterator<Item = (&PolicyName, &Document)> {
         self.documents.iter()
     }
@@ -452,7 +447,6 @@ impl Documents {
         labels
     }
 
-    /// Namespaces with labels.
     pub fn namespaces(&self) -> impl Iterator<Item = (&str, Labels)> {
         let names: BTreeSet<&String> = self.namespaces.keys().chain(self.of_cluster.keys()).collect();
         names.into_iter().map(|name| (name.as_str(), self.labels_of(name)))

@@ -31,25 +31,16 @@ pub enum PolicyError {
     /// Unknown policy.
     #[error("delete {name}: there is no such policy")]
     Unknown {
-        /// Policy.
         name: PolicyName,
         /// Namespaces with a policy of this kind and name.
         elsewhere: Vec<String>,
     },
     /// The policy directory owns the policy.
     #[error("change {name}: it is of the policy directory's file {file}; change or remove that file")]
-    OfDirectory {
-        /// Policy.
-        name: PolicyName,
-        /// File.
-        file: String,
-    },
+    OfDirectory { name: PolicyName, file: String },
     /// The cluster feed owns the policy.
     #[error("change {name}: the cluster feed has it; change it in the cluster")]
-    OfCluster {
-        /// Policy.
-        name: PolicyName,
-    },
+    OfCluster { name: PolicyName },
     /// Invalid namespace or labels.
     #[error("set labels of namespace {name}: {why}")]
     Namespace {
@@ -58,7 +49,6 @@ pub enum PolicyError {
         /// Broken rule.
         why: String,
     },
-    /// Unknown namespace.
     #[error("delete namespace {0}: it was given no labels")]
     UnknownNamespace(String),
     /// Rows do not fit; nothing has changed.
@@ -74,24 +64,13 @@ pub enum PolicyError {
     Kernel(#[from] KernelError),
     /// Saving failed; nothing has changed.
     #[error("keep policies in {}: {why}; nothing has changed", .path.display())]
-    NotKept {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        why: Arc<std::io::Error>,
-    },
+    NotKept { path: PathBuf, why: Arc<std::io::Error> },
     /// Unusable policy directory.
     #[error("read the policy directory {}: {why}; what its files said stays in force", .path.display())]
-    Directory {
-        /// Directory.
-        path: PathBuf,
-        /// Cause.
-        why: String,
-    },
+    Directory { path: PathBuf, why: String },
     /// The policy file, or the rows of the cluster feed, are gone, but the kernel has rules.
     #[error("{}", lost(.path, *.of_cluster))]
     Lost {
-        /// File.
         path: PathBuf,
         /// The rows of the cluster feed are gone.
         of_cluster: bool,
@@ -102,12 +81,7 @@ pub enum PolicyError {
          stay in force",
         .path.display()
     )]
-    Unusable {
-        /// File.
-        path: PathBuf,
-        /// Cause.
-        why: String,
-    },
+    Unusable { path: PathBuf, why: String },
 }
 
 /// Refusals of a text, one per line.

@@ -101,7 +101,6 @@ fn ports_of(record: &EndpointRecord) -> NamedPorts {
 /// An endpoint in the kernel without a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unrecorded {
-    /// Endpoint id.
     pub id: EndpointId,
     /// Epoch of its link.
     pub epoch: Epoch,
@@ -182,7 +181,6 @@ struct Elsewhere {
 /// An endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    /// Its epoch.
     pub epoch: Epoch,
     /// `None` if labels are unknown.
     pub namespace: Option<String>,
@@ -403,7 +401,6 @@ impl Members {
         self.identities.get(&number.0).copied()
     }
 
-    /// The endpoint with an address.
     pub fn by_address(&self, ip: IpAddr) -> Option<EndpointId> {
         self.addresses.get_next(&(ip, 0)).filter(|((address, _), _)| *address == ip).map(|(_, id)| *id)
     }

@@ -25,7 +25,6 @@ pub type RedirectTable = BTreeMap<u16, Redirect>;
 pub struct Redirect {
     /// Allowed content of connections.
     pub listener: Arc<Listener>,
-    /// Addresses of endpoints.
     pub members: BTreeMap<(EndpointId, Epoch), Vec<IpAddr>>,
     /// How often connections restarted because rows led some elsewhere.
     pub rounds: BTreeMap<(EndpointId, Epoch), u32>,
@@ -53,7 +52,6 @@ pub const HANDSHAKES: Duration = Duration::from_millis(500);
 /// What the proxy owes before a revision is realized.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Owed {
-    /// Nothing.
     #[default]
     Nothing,
     /// Acknowledge; if `ends`, then end connections judged by earlier requests.

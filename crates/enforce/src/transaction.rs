@@ -30,13 +30,10 @@ const OTHER_PORTS: usize = 8;
 /// File that is saved before rows change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Saves {
-    /// Nothing.
     Nothing,
-    /// The documents.
     Documents,
     /// The documents, without the feed's policies, if their file has another [`Documents::has_cluster`].
     ClusterFlag,
-    /// The names.
     Names,
 }
 
@@ -101,7 +98,6 @@ pub enum Effect {
     Save(File, Box<Transaction>),
     /// Save ports, then change the kernel's rows: [`Transaction::written`].
     Write(Option<Ports>, Vec<RowChange>, Box<Transaction>),
-    /// The end.
     End(Result<(), PolicyError>),
 }
 
@@ -165,7 +161,6 @@ enum Stage {
 }
 
 impl Transaction {
-    /// Changes the inputs.
     #[must_use]
     pub fn begin(state: &State, terms: Terms, change: Vec<Input>, now: Instant) -> Effect {
         let mut this = Self::new(state, terms, change, now);
@@ -262,7 +257,6 @@ impl Transaction {
         if is_known { self.plan(state) } else { Effect::ReadKernel(self) }
     }
 
-    /// Result of [`Effect::ReadKernel`].
     #[must_use]
     pub fn kernel_read(mut self: Box<Self>, state: &mut State, kernel: Result<KernelRows, KernelError>) -> Effect {
         let kernel = match kernel {
@@ -281,7 +275,6 @@ impl Transaction {
         Effect::UpdateProxy(ProxyUpdate { redirects: Some(redirects), ..ProxyUpdate::default() }, self)
     }
 
-    /// Result of [`Effect::EnsureWay`].
     #[must_use]
     pub fn way_ensured(self: Box<Self>, state: &mut State, made: Result<(), KernelError>) -> Effect {
         state.proxy.has_way = made.is_ok();
@@ -324,7 +317,6 @@ impl Transaction {
         }
     }
 
-    /// Result of [`Effect::Save`].
     #[must_use]
     pub fn saved(mut self: Box<Self>, state: &mut State, done: Result<(), PolicyError>, now: Instant) -> Effect {
         self.now = now;

@@ -10,7 +10,6 @@ use prost::Message as _;
 pub use codec::MAX_CHANGES;
 
 #[allow(
-    missing_docs,
     unreachable_pub,
     clippy::all,
     clippy::cast_possible_truncation,

@@ -16,13 +16,9 @@ pub const MAX_HEADER_BYTES: usize = 4096;
 #[derive(Serialize, Deserialize, Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Verb {
-    /// ADD.
     Add,
-    /// DEL.
     Del,
-    /// CHECK.
     Check,
-    /// GC.
     Gc,
 }
 
@@ -50,12 +46,9 @@ impl Verb {
 pub struct Command {
     /// Random; links requests with their report.
     pub id: u64,
-    /// Verb.
     pub verb: Verb,
-    /// Network.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub network: String,
-    /// Container.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub container_id: String,
     /// Interface inside the container.

@@ -69,11 +69,8 @@ impl Outcome {
 /// Outcome of a command.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// [`VERSION`].
     pub version: u32,
-    /// The command.
     pub command: Command,
-    /// Outcome.
     pub outcome: Outcome,
     /// DEL of a missing attachment.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -86,7 +83,6 @@ pub struct Report {
     pub message: String,
     /// From start to answer, microseconds.
     pub duration_us: u64,
-    /// End, Unix milliseconds.
     pub ended_unix_ms: u64,
     /// Evicted for this report, with their counts.
     #[serde(default)]

@@ -55,12 +55,10 @@ impl Controllers {
         self.ended(&(None, name.to_owned()), result)
     }
 
-    /// Begins a run.
     pub fn begin(&self, name: &str) -> Run {
         self.began((None, name.to_owned()))
     }
 
-    /// [`Self::begin`] for an endpoint.
     pub fn begin_for(&self, endpoint: EndpointId, name: &str) -> Run {
         self.began((Some(endpoint), name.to_owned()))
     }

@@ -112,7 +112,6 @@ impl Reach {
     }
 }
 
-/// The socket.
 #[derive(Debug)]
 pub struct Socket {
     path: PathBuf,

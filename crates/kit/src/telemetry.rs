@@ -64,12 +64,10 @@ impl LogFilter {
         self.ring.clone()
     }
 
-    /// Sets the format.
     pub fn set_format(&self, format: LogFormat) {
         self.shape.set(format);
     }
 
-    /// The format.
     #[must_use]
     pub fn format(&self) -> LogFormat {
         self.shape.get()

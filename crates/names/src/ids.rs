@@ -35,7 +35,6 @@ fn reject<T>(kind: &'static str, value: &str, reason: &'static str) -> Result<T,
 pub struct EndpointId(NonZeroU16);
 
 impl EndpointId {
-    /// The number.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0.get()
@@ -116,7 +115,6 @@ macro_rules! text_id {
                 }
             }
 
-            /// The text.
             #[must_use]
             pub fn as_str(&self) -> &str {
                 &self.0
@@ -200,9 +198,7 @@ text_id! {
 /// The CNI key of an attachment; unique among live endpoints.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Attachment {
-    /// Network.
     pub network: NetworkName,
-    /// Container.
     pub container_id: ContainerId,
     /// Inside the container.
     pub ifname: IfName,

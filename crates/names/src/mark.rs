@@ -14,9 +14,7 @@ const MAY_BE_CUT_OFF: usize = MAX_MARK + 1 - char::MAX_LEN_UTF8;
 /// An owner's mark. Two marks cut at the same place may be equal.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Mark {
-    /// Endpoint id.
     pub id: u16,
-    /// Epoch.
     pub epoch: u64,
     /// `NETWORK/CONTAINER/IFNAME`, cut at the last character that fits [`MAX_MARK`].
     pub owner: String,

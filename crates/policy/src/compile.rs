@@ -79,9 +79,7 @@ pub struct Identity(pub u32);
 impl Identity {
     /// Outside addresses.
     pub const NONE: Self = Self(0);
-    /// The node.
     pub const NODE: Self = Self(u32::MAX);
-    /// Other nodes.
     pub const OTHER_NODE: Self = Self(u32::MAX - 1);
     /// Containers elsewhere with unknown labels.
     pub const ELSEWHERE: Self = Self(u32::MAX - 2);
@@ -169,7 +167,6 @@ pub struct Tables {
     pub sets: OrdMap<EndpointKey, Sets>,
     /// Endpoints, nodes, networks, exceptions, names' addresses, both families.
     pub ipcache: Ipcache,
-    /// Rows by rule set.
     pub rules: OrdMap<SetId, Arc<Rows>>,
     /// Source of each rule.
     pub origins: OrdMap<RuleIndex, Arc<Origin>>,
@@ -182,9 +179,7 @@ pub struct Tables {
 /// Rule sets of an endpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sets {
-    /// Ingress.
     pub ingress: SetId,
-    /// Egress.
     pub egress: SetId,
 }
 
@@ -204,7 +199,6 @@ impl Sets {
 pub struct Known {
     /// A change of it is a change of the row, also if the class stays.
     pub identity: Identity,
-    /// Peer class.
     pub class: PeerClass,
 }
 
@@ -222,11 +216,8 @@ pub struct Rows {
 /// Protocol of a port row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum L4 {
-    /// TCP.
     Tcp,
-    /// UDP.
     Udp,
-    /// SCTP.
     Sctp,
     /// ICMP; the port is the type.
     Icmp,
@@ -278,7 +269,6 @@ pub struct Hit {
 /// Effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ruling {
-    /// Accept.
     Accept,
     /// Drop.
     Deny,
@@ -288,7 +278,6 @@ pub enum Ruling {
     Pass,
     /// To the proxy.
     Redirect {
-        /// Listener.
         listener: ListenerId,
         /// Accept without a proxy ([`Requests::fails_open`]).
         open: bool,
@@ -313,11 +302,8 @@ pub struct Decision {
 pub struct LookUp {
     /// Rule set.
     pub set: SetId,
-    /// Peer class.
     pub class: PeerClass,
-    /// Port class.
     pub port: PortClass,
-    /// Decision.
     pub decision: Decision,
 }
 
@@ -452,9 +438,7 @@ impl PortPrefix {
 /// An endpoint and its identity.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// Identity.
     pub identity: Identity,
-    /// Endpoint.
     pub endpoint: Arc<Endpoint>,
 }
 

@@ -73,7 +73,6 @@ pub struct Policy {
     pub name: PolicyName,
     /// Selects its endpoints.
     pub subject: Selector,
-    /// Tier.
     pub tier: Tier,
     /// Lower first: 0 to 1,000; always 0 in the namespaced tier.
     pub priority: u16,
@@ -113,7 +112,6 @@ pub struct PolicyName {
     pub kind: String,
     /// Empty without a namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
 }
 
@@ -154,7 +152,6 @@ impl fmt::Display for Direction {
 /// Effect of a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Action {
-    /// Accept.
     Accept,
     /// Drop.
     Deny,
@@ -167,9 +164,7 @@ pub enum Action {
 /// Matches a packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// Direction.
     pub direction: Direction,
-    /// Action.
     pub action: Action,
     /// `None` for all; empty for none.
     pub peers: Option<Vec<Peer>>,
@@ -232,19 +227,9 @@ pub enum Entity {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Port {
     /// TCP, UDP or SCTP.
-    Numbers {
-        /// Protocol.
-        protocol: Protocol,
-        /// Ports.
-        ports: PortRange,
-    },
+    Numbers { protocol: Protocol, ports: PortRange },
     /// The receiver's number; without one, no match.
-    Named {
-        /// Protocol.
-        protocol: Protocol,
-        /// Name.
-        name: String,
-    },
+    Named { protocol: Protocol, name: String },
     /// ICMP or ICMPv6.
     Icmp {
         /// ICMPv6, else ICMP.
@@ -257,7 +242,6 @@ pub enum Port {
 /// Inclusive port range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortRange {
-    /// First.
     pub first: u16,
     /// At least `first`.
     pub last: u16,
@@ -292,7 +276,6 @@ pub struct Requirement {
 /// Owner of a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LabelOf {
-    /// The endpoint.
     Endpoint,
     /// Its namespace, if any.
     Namespace,
@@ -314,13 +297,11 @@ pub enum Holds {
 /// An endpoint for policy. Endpoints with equal labels and ports may share them: a cluster has many such containers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Endpoint {
-    /// Addresses.
     pub addresses: Arc<[IpAddr]>,
     /// Keys with source.
     pub labels: Arc<Labels>,
     /// With [`NAMESPACE_NAME`], perhaps [`UNKNOWN_LABELS`]; `None` without a namespace.
     pub namespace: Option<Arc<Labels>>,
-    /// Named ports.
     pub ports: Arc<NamedPorts>,
     /// The node's health endpoint.
     pub health: bool,

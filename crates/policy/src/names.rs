@@ -117,7 +117,6 @@ impl NamePattern {
         !self.0.contains('*')
     }
 
-    /// Text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

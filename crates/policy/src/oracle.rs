@@ -23,9 +23,7 @@ pub struct Flow<'a> {
     pub direction: Direction,
     /// Evaluating endpoint.
     pub subject: &'a Endpoint,
-    /// Peer.
     pub peer: PeerOf<'a>,
-    /// Destination.
     pub destination: Destination,
     /// Known names.
     pub names: &'a Names,
@@ -36,7 +34,6 @@ pub struct Flow<'a> {
 pub enum PeerOf<'a> {
     /// An endpoint of this node.
     Endpoint(&'a Endpoint, IpAddr),
-    /// The node.
     Node(IpAddr),
     /// Another node.
     OtherNode(IpAddr),
@@ -49,11 +46,8 @@ pub enum PeerOf<'a> {
 /// Destination of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Destination {
-    /// A port.
     Ports {
-        /// Protocol.
         protocol: Protocol,
-        /// Port.
         port: u16,
     },
     /// An ICMP message.
@@ -72,7 +66,6 @@ pub enum Destination {
 /// Verdict and reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Verdict<'a> {
-    /// Accepted.
     Accept {
         /// First matching rule; `None` if no tier decides.
         rule: Option<&'a Origin>,

@@ -72,7 +72,6 @@ pub enum Refusal {
     More {
         /// Or another source.
         file: Arc<str>,
-        /// Count.
         count: usize,
     },
 }

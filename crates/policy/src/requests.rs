@@ -26,7 +26,6 @@ pub struct Requests {
 /// An HTTP request; `None` or empty matches every request.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
 pub struct HttpRule {
-    /// Method.
     pub method: Option<Pattern>,
     /// With query (`:path`), normalized (RFC 3986, section 6.2.2).
     pub path: Option<Pattern>,
@@ -41,7 +40,6 @@ pub struct HttpRule {
 pub enum Pattern {
     /// Equal.
     Exact(String),
-    /// Prefix.
     Prefix(String),
     /// Common syntax of Rust's `regex` and RE2.
     Regex(String),

@@ -46,17 +46,13 @@ pub enum EnvoyError {
     File {
         /// Failed operation.
         operation: &'static str,
-        /// The file.
         path: PathBuf,
-        /// Cause.
         source: io::Error,
     },
     /// The program did not start.
     #[error("start Envoy ({program}): {source}; {hint}")]
     Start {
-        /// The program.
         program: PathBuf,
-        /// Cause.
         source: io::Error,
         /// Advice for the user.
         hint: String,
@@ -68,7 +64,6 @@ pub enum EnvoyError {
         operation: &'static str,
         /// Process number.
         pid: i32,
-        /// Cause.
         source: io::Error,
     },
 }

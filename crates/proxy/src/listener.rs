@@ -30,7 +30,6 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Key of the listener.
     #[must_use]
     pub const fn key(&self) -> ListenerKey {
         ListenerKey { direction: self.direction, port: self.port }
@@ -40,7 +39,6 @@ impl Listener {
 /// An endpoint that uses a listener.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Member {
-    /// Endpoint id.
     pub id: u16,
     /// Distinguishes endpoints with the same id.
     pub epoch: u64,

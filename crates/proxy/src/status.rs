@@ -10,7 +10,6 @@ use crate::{
 /// Status of the proxy and of Envoy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Status {
-    /// State of Envoy.
     pub state: EnvoyState,
     /// Last change of state.
     pub since: SystemTime,
@@ -40,7 +39,6 @@ pub struct Status {
     pub spent: BTreeMap<Share, u64>,
 }
 
-/// State of Envoy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum EnvoyState {
     /// Not started.

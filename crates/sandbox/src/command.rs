@@ -39,11 +39,8 @@ const RESOLV_CONF: &str = "/etc/resolv.conf";
 /// A command for a sandbox.
 #[derive(Debug, Clone)]
 pub struct Launch {
-    /// Program.
     pub program: OsString,
-    /// Arguments.
     pub arguments: Vec<OsString>,
-    /// Output.
     pub output: Output,
 }
 

@@ -41,21 +41,16 @@ pub enum ConfError {
     /// The directory cannot be listed.
     #[error("list network configurations in {}: {source}", directory.display())]
     Directory {
-        /// The directory.
         directory: PathBuf,
         /// The kernel's error.
         source: io::Error,
     },
     /// No configuration exists.
     #[error("choose a network: {} holds no network configuration", directory.display())]
-    Nothing {
-        /// The directory.
-        directory: PathBuf,
-    },
+    Nothing { directory: PathBuf },
     /// A file breaks a rule.
     #[error("read network configuration {}: {why}", file.display())]
     File {
-        /// The file.
         file: PathBuf,
         /// Broken rule.
         why: String,
@@ -63,25 +58,14 @@ pub enum ConfError {
     /// No configuration has the name.
     #[error("find network {name}: {} has {known}", directory.display())]
     Unknown {
-        /// The name.
         name: NetworkName,
-        /// The directory.
         directory: PathBuf,
         /// The configured networks.
         known: String,
     },
     /// No plugin supports the option.
     #[error("network {network}: no plugin of {} has the capability {capability}, which {option} needs", file.display())]
-    Capability {
-        /// The network.
-        network: NetworkName,
-        /// Its file.
-        file: PathBuf,
-        /// The capability.
-        capability: &'static str,
-        /// The option.
-        option: &'static str,
-    },
+    Capability { network: NetworkName, file: PathBuf, capability: &'static str, option: &'static str },
 }
 
 impl ConfError {

@@ -12,42 +12,19 @@ use crate::{conf::ConfError, name::SandboxName, plugin::PluginError, store::LOCK
 pub enum SandboxError {
     /// The sandbox exists.
     #[error("create sandbox {name}: it exists, and is {state}")]
-    Exists {
-        /// The name.
-        name: SandboxName,
-        /// Its state.
-        state: State,
-    },
+    Exists { name: SandboxName, state: State },
     /// Another file has the namespace's path.
     #[error("create sandbox {name}: {} is there and belongs to no sandbox", path.display())]
-    NamespaceTaken {
-        /// The name.
-        name: SandboxName,
-        /// The file.
-        path: PathBuf,
-    },
+    NamespaceTaken { name: SandboxName, path: PathBuf },
     /// No sandbox has the name.
     #[error("{operation} sandbox {name}: no sandbox has this name")]
-    Unknown {
-        /// Operation.
-        operation: &'static str,
-        /// The name.
-        name: SandboxName,
-    },
+    Unknown { operation: &'static str, name: SandboxName },
     /// The state forbids the operation.
     #[error("{operation} sandbox {name}: it is {state}")]
-    NotReady {
-        /// Operation.
-        operation: &'static str,
-        /// The name.
-        name: SandboxName,
-        /// Its state.
-        state: State,
-    },
+    NotReady { operation: &'static str, name: SandboxName, state: State },
     /// Another process holds the lock.
     #[error("sandbox {name}: process {holder}, or a plugin that it started, still works on it after {} s", LOCK_PATIENCE.as_secs())]
     Busy {
-        /// The name.
         name: SandboxName,
         /// The process.
         holder: String,
@@ -55,27 +32,17 @@ pub enum SandboxError {
     /// The record is unusable.
     #[error("sandbox {name}: its record {} cannot be used: {why}", path.display())]
     Damaged {
-        /// The name.
         name: SandboxName,
         /// Path of the record.
         path: PathBuf,
-        /// Cause.
         why: String,
     },
     /// Other users could change records.
     #[error("use state directory {}: {why}", path.display())]
-    UnsafeDirectory {
-        /// The directory.
-        path: PathBuf,
-        /// Cause.
-        why: String,
-    },
+    UnsafeDirectory { path: PathBuf, why: String },
     /// A directory has the path of a sandbox's file.
     #[error("remove {}: it is a directory, which no sandbox made", path.display())]
-    Directory {
-        /// The directory.
-        path: PathBuf,
-    },
+    Directory { path: PathBuf },
     /// Unusable network configuration.
     #[error("{0}")]
     Conf(#[from] ConfError),
@@ -85,9 +52,7 @@ pub enum SandboxError {
     /// Failed system call.
     #[error("{operation} {}: {source}", path.display())]
     Io {
-        /// Operation.
         operation: &'static str,
-        /// Path.
         path: PathBuf,
         /// The kernel's error.
         source: io::Error,
@@ -95,7 +60,6 @@ pub enum SandboxError {
     /// Another object has the namespace's path, and stays.
     #[error("remove network namespace {}: {what} is there, which this sandbox did not make", path.display())]
     Foreign {
-        /// The path.
         path: PathBuf,
         /// The object.
         what: &'static str,
@@ -103,21 +67,16 @@ pub enum SandboxError {
     /// Processes did not end.
     #[error("stop sandbox {name}: processes have not ended after SIGKILL: {pids}")]
     Unkillable {
-        /// The name.
         name: SandboxName,
         /// Their process ids.
         pids: String,
     },
     /// The command runs inside the sandbox.
     #[error("stop sandbox {name}: this command runs inside its network namespace")]
-    Inside {
-        /// The name.
-        name: SandboxName,
-    },
+    Inside { name: SandboxName },
     /// The command cannot be started.
     #[error("run {program} in sandbox {name}: {source}")]
     Start {
-        /// The name.
         name: SandboxName,
         /// The command.
         program: String,
@@ -127,7 +86,6 @@ pub enum SandboxError {
     /// A create or start and its rollback failed.
     #[error("{cause}; what was made could not be taken back: {undo}")]
     Undo {
-        /// The name.
         name: SandboxName,
         /// Command that resumes the rollback.
         verb: &'static str,

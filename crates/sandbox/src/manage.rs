@@ -43,7 +43,6 @@ pub struct Dirs {
 pub struct Spec {
     /// If empty, the directory's first.
     pub networks: Vec<NetworkName>,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// Published by the first network.
     pub ports: Vec<Port>,

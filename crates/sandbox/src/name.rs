@@ -14,7 +14,6 @@ const MAX_BYTES: usize = 63;
 pub struct SandboxName(String);
 
 impl SandboxName {
-    /// As text.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0

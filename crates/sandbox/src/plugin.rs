@@ -61,11 +61,8 @@ pub struct PluginError {
     pub verb: Verb,
     /// Type of the plugin.
     pub plugin: String,
-    /// The network.
     pub network: String,
-    /// The interface.
     pub ifname: String,
-    /// Cause.
     pub cause: Failure,
 }
 
@@ -118,25 +115,19 @@ pub enum Failure {
     Answered {
         /// CNI's code.
         code: u64,
-        /// The message.
         msg: String,
-        /// The details.
         details: String,
     },
     /// Failure without a valid CNI error.
     #[error("it ended with {status}{said}")]
     Ended {
-        /// Exit status.
         status: ExitStatus,
         /// Last line of standard error.
         said: String,
     },
     /// Success with an invalid result.
     #[error("its answer is no result: {why}")]
-    Answer {
-        /// Cause.
-        why: String,
-    },
+    Answer { why: String },
 }
 
 #[derive(Deserialize)]

@@ -15,7 +15,6 @@ pub const VERSION: u32 = 1;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// [`VERSION`].
     pub version: u32,
     /// Also the file's name.
     pub name: SandboxName,
@@ -25,7 +24,6 @@ pub struct Record {
     pub created_unix_ms: u64,
     /// Boot of the namespace.
     pub boot_id: String,
-    /// Phase.
     pub phase: Phase,
     /// The last operation's error.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -79,7 +77,6 @@ pub enum Phase {
 pub struct Netns {
     /// Path of the bind mount.
     pub path: PathBuf,
-    /// Identity.
     pub identity: Identity,
 }
 
@@ -89,7 +86,6 @@ pub struct Netns {
 pub struct Identity {
     /// Device of nsfs.
     pub dev: u64,
-    /// Inode.
     pub inode: u64,
     /// `SO_NETNS_COOKIE` (Linux 5.14), else 0.
     pub cookie: u64,
@@ -99,13 +95,11 @@ pub struct Identity {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Attachment {
-    /// Network.
     pub network: NetworkName,
     /// In the sandbox.
     pub ifname: IfName,
     /// Configurations without `prevResult`. Stored, because their source may change before the DEL.
     pub plugins: Vec<Value>,
-    /// `CNI_ARGS`.
     pub cni_args: String,
     /// The network allows CHECK.
     pub check: bool,

@@ -52,9 +52,7 @@ impl fmt::Display for State {
 /// A listed sandbox. If damaged, it has only name, state and problem.
 #[derive(Debug, Clone, Serialize)]
 pub struct Summary {
-    /// Name.
     pub name: SandboxName,
-    /// State.
     pub state: State,
     /// The last operation's error.
     pub problem: Option<String>,
@@ -64,7 +62,6 @@ pub struct Summary {
     pub created_unix_ms: u64,
     /// The namespace's file.
     pub netns: Option<PathBuf>,
-    /// Labels.
     pub labels: BTreeMap<String, String>,
     /// In interface order.
     pub networks: Vec<String>,
@@ -77,9 +74,7 @@ pub struct Summary {
 /// State and record.
 #[derive(Debug, Clone, Serialize)]
 pub struct Details {
-    /// State.
     pub state: State,
-    /// Record.
     #[serde(flatten)]
     pub record: Record,
     /// Processes.
@@ -92,9 +87,7 @@ pub struct Details {
 /// CHECK of an attachment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Checked {
-    /// The network.
     pub network: String,
-    /// The interface.
     pub ifname: String,
     /// False if the network forbids CHECK.
     pub checked: bool,

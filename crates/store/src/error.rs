@@ -14,7 +14,6 @@ use super::tables::{OLDEST_SCHEMA, SCHEMA_VERSION};
 pub struct StoreError {
     /// `open`, `commit`, `read`, `write`.
     pub operation: &'static str,
-    /// The file.
     pub path: PathBuf,
     /// Shared by all refused changes.
     pub cause: Arc<Cause>,
@@ -29,7 +28,6 @@ impl StoreError {
 /// With remedy, if known.
 #[derive(Debug, thiserror::Error)]
 pub enum Cause {
-    /// redb error.
     #[error(transparent)]
     Redb(Box<redb::Error>),
     /// The system refused.

@@ -140,7 +140,6 @@ struct Epochs {
 
 /// An opened store.
 pub struct Opened {
-    /// The store.
     pub store: Store,
     /// Content at start.
     pub snapshot: Snapshot,
@@ -297,7 +296,6 @@ impl Store {
         &self.boot_id
     }
 
-    /// The file.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.path

@@ -22,7 +22,6 @@ const FILE: &str = "api-servers.json";
 const MAX_FILE: u64 = 64 << 10;
 const MAX_KNOWN: usize = 32;
 
-/// Settings.
 #[derive(Debug, Clone, Default)]
 pub struct Settings {
     /// File with address and credentials; `None` uses the pod's service account.

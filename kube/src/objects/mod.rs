@@ -23,10 +23,8 @@ pub struct Metadata {
     /// Grows with each change of any object of the kind.
     #[serde(default)]
     pub resource_version: String,
-    /// Labels.
     #[serde(default)]
     pub labels: Option<BTreeMap<String, String>>,
-    /// Annotations.
     #[serde(default)]
     pub annotations: Option<BTreeMap<String, String>>,
 }
@@ -41,7 +39,6 @@ impl Metadata {
         }
     }
 
-    /// An annotation.
     #[must_use]
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.as_ref()?.get(name).map(String::as_str)
@@ -51,14 +48,12 @@ impl Metadata {
 /// Any object.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Any {
-    /// Metadata.
     pub metadata: Metadata,
 }
 
 /// Identifies an object whose other fields do not decode.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Identity {
-    /// Metadata.
     pub metadata: IdentityMetadata,
 }
 
@@ -66,15 +61,11 @@ pub struct Identity {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct IdentityMetadata {
-    /// Name.
     pub name: String,
-    /// Namespace.
     #[serde(default)]
     pub namespace: Option<String>,
-    /// Uid.
     #[serde(default)]
     pub uid: String,
-    /// Version.
     #[serde(default)]
     pub resource_version: String,
 }

@@ -9,10 +9,8 @@ pub const HEALTH: &str = "wharf.dev/health-addresses";
 /// Annotation: comma-separated gateway addresses of the node's containers.
 pub const ROUTERS: &str = "wharf.dev/router-addresses";
 
-/// A node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Node {
-    /// Metadata.
     pub metadata: Metadata,
     /// Wanted.
     #[serde(default)]
@@ -29,7 +27,6 @@ pub struct Spec {
     /// Container networks; absent until allocated.
     #[serde(default, rename = "podCIDRs")]
     pub pod_cidrs: Option<Vec<String>>,
-    /// Taints.
     #[serde(default)]
     pub taints: Option<Vec<Taint>>,
 }
@@ -37,7 +34,6 @@ pub struct Spec {
 /// A taint with all fields, because a patch writes the whole list.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taint {
-    /// Key.
     pub key: String,
     /// `NoSchedule` and others.
     #[serde(default)]
@@ -50,10 +46,8 @@ pub struct Taint {
 /// Found state of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Status {
-    /// Addresses.
     #[serde(default)]
     pub addresses: Option<Vec<Address>>,
-    /// Conditions.
     #[serde(default)]
     pub conditions: Option<Vec<Condition>>,
 }

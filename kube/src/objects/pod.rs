@@ -6,10 +6,8 @@ use serde::Deserialize;
 
 use super::Metadata;
 
-/// A pod.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 pub struct Pod {
-    /// Metadata.
     pub metadata: Metadata,
     /// Wanted.
     #[serde(default)]
@@ -29,7 +27,6 @@ pub struct Spec {
     /// Uses the node's network.
     #[serde(default)]
     pub host_network: Option<bool>,
-    /// Containers.
     #[serde(default)]
     pub containers: Option<Vec<Container>>,
     /// Those with `restartPolicy: Always` keep running.
@@ -37,11 +34,9 @@ pub struct Spec {
     pub init_containers: Option<Vec<Container>>,
 }
 
-/// A container.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Container {
-    /// Ports.
     #[serde(default)]
     pub ports: Option<Vec<Port>>,
     /// Only of init containers.
@@ -56,7 +51,6 @@ pub struct Port {
     /// Policies select it.
     #[serde(default)]
     pub name: Option<String>,
-    /// Number.
     #[serde(default)]
     pub container_port: u32,
     /// `TCP` when absent.
@@ -74,7 +68,6 @@ pub struct Status {
     /// The first address.
     #[serde(default, rename = "podIP")]
     pub pod_ip: Option<String>,
-    /// Addresses.
     #[serde(default, rename = "podIPs")]
     pub pod_ips: Option<Vec<PodIp>>,
 }
@@ -82,7 +75,6 @@ pub struct Status {
 /// An address of a pod.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct PodIp {
-    /// Address.
     pub ip: String,
 }
 

@@ -69,7 +69,6 @@ pub fn endpoint(uri: &str) -> Result<Endpoint, tonic::transport::Error> {
 pub struct Names {
     /// Id of the cluster.
     pub cluster: String,
-    /// This node.
     pub node: String,
 }
 

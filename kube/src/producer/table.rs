@@ -73,15 +73,11 @@ pub(super) struct Message {
 /// The object of a policy's row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
-    /// `apiVersion`.
     pub api_version: String,
-    /// Kind.
     pub kind: &'static str,
     /// Empty without a namespace.
     pub namespace: String,
-    /// Name.
     pub name: String,
-    /// Uid.
     pub uid: String,
 }
 

@@ -49,7 +49,6 @@ const HEALTHY: Duration = Duration::from_secs(10);
 /// A change of a source.
 #[derive(Debug)]
 pub struct Update {
-    /// Source.
     pub source: Source,
     /// When it was read.
     pub at: Instant,
@@ -68,14 +67,12 @@ pub enum Event {
     Keep {
         /// As of `Gone`.
         object: String,
-        /// Uid.
         uid: String,
     },
     /// The object is deleted.
     Gone {
         /// Key of the object: `NAMESPACE/NAME`, or the name without a namespace.
         object: String,
-        /// Uid.
         uid: String,
     },
     /// The list is complete: other objects are deleted.

@@ -228,7 +228,6 @@ impl Floor {
     }
 }
 
-/// Milliseconds.
 pub(super) fn ms(took: Duration) -> f64 {
     took.as_secs_f64() * 1e3
 }

@@ -132,7 +132,6 @@ pub struct Findings {
     pub seconds: f64,
     /// The tables.
     pub groups: Vec<Group>,
-    /// The marks.
     pub marks: Vec<Mark>,
 }
 

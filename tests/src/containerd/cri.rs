@@ -216,10 +216,8 @@ pub struct PodSandboxConfig {
     /// Published ports.
     #[prost(message, repeated, tag = "5")]
     pub port_mappings: Vec<PortMapping>,
-    /// Its labels.
     #[prost(btree_map = "string, string", tag = "6")]
     pub labels: BTreeMap<String, String>,
-    /// Its annotations.
     #[prost(btree_map = "string, string", tag = "7")]
     pub annotations: BTreeMap<String, String>,
     /// What Linux alone has.
@@ -230,7 +228,6 @@ pub struct PodSandboxConfig {
 /// A pod's name.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct PodSandboxMetadata {
-    /// Name.
     #[prost(string, tag = "1")]
     pub name: String,
     /// UID of the Kubernetes object.
@@ -317,10 +314,8 @@ pub struct PodSandboxNetworkStatus {
     pub additional_ips: Vec<PodIp>,
 }
 
-/// An address.
 #[derive(Clone, PartialEq, Eq, Message)]
 pub struct PodIp {
-    /// As text.
     #[prost(string, tag = "1")]
     pub ip: String,
 }

@@ -52,7 +52,6 @@ pub(crate) fn nothing_left(node: &Node, containerd: &Containerd) -> Result<()> {
     Ok(())
 }
 
-/// The endpoints of a pod.
 pub(crate) fn endpoints(node: &Node, pod: &str) -> Result<Vec<Endpoint>> {
     Ok(node.endpoints()?.into_iter().filter(|e| e.container_id == pod).collect())
 }

@@ -25,7 +25,6 @@ pub(crate) enum Victim {
     Agent,
     /// The agent, while it starts.
     Start,
-    /// The plugin.
     Plugin,
 }
 

@@ -29,7 +29,6 @@ fn containers(pod: &Value) -> impl Iterator<Item = &Value> {
     ["initContainers", "containers"].into_iter().flat_map(move |list| pod[list].as_array().into_iter().flatten())
 }
 
-/// A container of the pod.
 pub(crate) fn container<'a>(pod: &'a Value, name: &str) -> Result<&'a Value> {
     containers(pod).find(|container| container["name"] == name).with_context(|| format!("no container {name}"))
 }
@@ -40,7 +39,6 @@ fn mounted(container: &Value) -> BTreeSet<&str> {
     mounts.filter_map(|mount| mount["name"].as_str()).collect()
 }
 
-/// Texts of a list.
 pub(crate) fn texts(list: &Value) -> Vec<String> {
     list.as_array().into_iter().flatten().filter_map(|item| item.as_str().map(str::to_owned)).collect()
 }

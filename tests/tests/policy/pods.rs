@@ -80,7 +80,6 @@ pub(crate) fn relabel(node: &Node, end: &Attached, labels: &[&str]) -> Result<()
     change(node, end, &EndpointPatch { labels, ..EndpointPatch::default() })
 }
 
-/// Changes an endpoint.
 pub(crate) fn change(node: &Node, end: &Attached, patch: &EndpointPatch) -> Result<()> {
     node.ask(async |client| client.patch_endpoint(&end.id(), patch).await).map(drop)
 }

@@ -49,7 +49,6 @@ pub const KEEP_CONTROLLER: &str = "cluster-feed-state";
 pub const KEEP_INTERVAL: Duration = Duration::from_secs(4);
 /// Controller that reports the node to the producer.
 pub const REPORT_CONTROLLER: &str = "cluster-feed-report";
-/// Interval of reports.
 pub const REPORT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Minimum time between snapshots of a kind.
@@ -104,7 +103,6 @@ struct Mark {
     sequence: u64,
 }
 
-/// The feed of `--cluster-feed`.
 pub struct ClusterFeed {
     own: String,
     socket: PathBuf,

@@ -18,7 +18,6 @@ const MAX_ERROR: usize = 512;
 /// A change of a message.
 #[derive(Debug)]
 pub enum Read {
-    /// A change.
     Change(Change),
     /// An unreadable row and the cause. Only its key and name matter.
     Unreadable(Row, String),

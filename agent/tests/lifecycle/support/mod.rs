@@ -461,7 +461,6 @@ pub(crate) fn state(handle: &Handle) -> State {
     handle.shared.read(|v| v.fsm.state)
 }
 
-/// Its addresses.
 pub(crate) fn addresses(handle: &Handle) -> Vec<IpAddr> {
     handle.shared.read(|v| v.record.addresses().collect())
 }

@@ -92,7 +92,6 @@ impl Proxy {
         *lock(&self.refused_port) = port;
     }
 
-    /// Refuses a listener.
     pub(crate) fn refuses_listener(&self, name: &str, why: &str) {
         lock(&self.refused).insert(name.to_owned(), why.to_owned());
     }

@@ -5,13 +5,9 @@ use super::Kind;
 /// Limits that bound a feed's memory; a row beyond them is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Nodes.
     pub nodes: usize,
-    /// Pods.
     pub pods: usize,
-    /// Namespaces.
     pub namespaces: usize,
-    /// Policies.
     pub policies: usize,
     /// Bytes of a policy's text.
     pub policy_bytes: usize,

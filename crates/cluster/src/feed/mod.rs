@@ -44,11 +44,8 @@ use self::{
 /// Kind of a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Kind {
-    /// Nodes.
     Node,
-    /// Pods.
     Pod,
-    /// Namespaces.
     Namespace,
     /// Policies.
     Policy,
@@ -70,21 +67,15 @@ impl fmt::Display for Kind {
     }
 }
 
-/// A row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Row {
-    /// A node.
     Node(FeedNode),
-    /// A pod.
     Pod(FeedPod),
-    /// A namespace.
     Namespace(FeedNamespace),
-    /// A policy.
     Policy(FeedPolicy),
 }
 
 impl Row {
-    /// Its kind.
     #[must_use]
     pub const fn kind(&self) -> Kind {
         match self {
@@ -99,7 +90,6 @@ impl Row {
 /// Identity of a row.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
-    /// Kind.
     pub kind: Kind,
     /// Unique in the kind.
     pub key: String,
@@ -138,7 +128,6 @@ pub struct Refusal {
     pub key: Key,
     /// For operators: a pod's namespace and name, otherwise the key.
     pub name: String,
-    /// Cause.
     pub why: String,
     /// An earlier row is in force.
     pub stale: bool,
@@ -167,9 +156,7 @@ pub struct Effects {
     pub nodes: bool,
     /// Without addresses in conflict.
     pub pods: Changed<FeedPod>,
-    /// Namespaces.
     pub namespaces: Changed<FeedNamespace>,
-    /// Policies.
     pub policies: Changed<FeedPolicy>,
 }
 
@@ -186,7 +173,6 @@ impl Effects {
 pub struct Complete {
     /// Every kind, including policies.
     pub all: bool,
-    /// Namespaces.
     pub namespaces: bool,
     /// As [`Feed::refused_namespaces`].
     pub refused_namespaces: BTreeSet<String>,

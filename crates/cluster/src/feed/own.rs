@@ -16,9 +16,7 @@ const UID: usize = 36;
 /// A pod as its endpoint knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodRef<'a> {
-    /// Namespace.
     pub namespace: &'a str,
-    /// Name.
     pub name: &'a str,
     /// From the runtime.
     pub uid: Option<&'a str>,

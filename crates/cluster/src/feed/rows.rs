@@ -68,7 +68,6 @@ impl From<&FeedNode> for NodeRow {
 pub struct FeedPod {
     /// Unique.
     pub uid: Arc<str>,
-    /// Namespace.
     pub namespace: Arc<str>,
     /// Unique in the namespace at any time.
     pub name: Arc<str>,

@@ -19,7 +19,6 @@ pub struct State {
 }
 
 impl State {
-    /// Its nodes.
     #[must_use]
     pub fn nodes(&self) -> &[Arc<FeedNode>] {
         &self.nodes
@@ -37,7 +36,6 @@ impl State {
         Rest(self)
     }
 
-    /// Without pods.
     #[must_use]
     pub fn without_pods(self) -> Self {
         Self { pods: Vec::new(), ..self }

@@ -33,13 +33,10 @@ pub enum RouteSeen {
 /// A look-up without the endpoint's route.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Lookup {
-    /// Destination.
     pub destination: IpNet,
-    /// Table.
     pub table: u32,
     /// None for no or several.
     pub ifname: Option<String>,
-    /// Gateway.
     pub gateway: Option<IpAddr>,
 }
 
@@ -48,16 +45,13 @@ pub struct Lookup {
 pub enum EndpointProblem {
     /// The network namespace is gone, or its path has another one.
     Netns {
-        /// Path.
         path: String,
         /// State of the path.
         cause: String,
     },
     /// A side moved to another network namespace.
     LinkMissing {
-        /// Side.
         side: Side,
-        /// Name.
         name: String,
     },
     /// The link was deleted; its network namespace exists.
@@ -67,47 +61,33 @@ pub enum EndpointProblem {
     },
     /// A side was renamed.
     LinkRenamed {
-        /// Side.
         side: Side,
         /// Expected.
         name: String,
-        /// Found.
         found: String,
     },
     /// Another interface has a side's name.
     LinkReplaced {
-        /// Side.
         side: Side,
-        /// Name.
         name: String,
-        /// Expected.
         expected: IfIndex,
-        /// Found.
         found: IfIndex,
     },
     /// A side is down.
     LinkDown {
-        /// Side.
         side: Side,
-        /// Name.
         name: String,
     },
     /// A side has another MAC.
     LinkMac {
-        /// Side.
         side: Side,
-        /// Name.
         name: String,
-        /// Expected.
         expected: MacAddr,
-        /// Found.
         found: Option<MacAddr>,
     },
     /// A side has another MTU.
     LinkMtu {
-        /// Side.
         side: Side,
-        /// Name.
         name: String,
         /// Bytes.
         expected: u32,
@@ -116,46 +96,35 @@ pub enum EndpointProblem {
     },
     /// ARP is on at the host side, whose programs do not answer the node's requests, or off in the container.
     LinkArp {
-        /// Side.
         side: Side,
-        /// Name.
         name: String,
     },
     /// The host side is a port of a bridge, bond or VRF, which receives the container's packets to the node.
     LinkEnslaved {
-        /// Name.
         name: String,
         /// Upper device.
         master: String,
     },
     /// A side of another plugin's link is down or has another MAC.
     PluginLink {
-        /// Side.
         side: Side,
-        /// Name.
         name: String,
         /// Expected and found state.
         what: String,
     },
     /// The host side has a rate-limiting queue (CNI's `bandwidth` plugin), which local packets bypass.
     LinkQueue {
-        /// Name.
         name: String,
-        /// Kind.
         kind: String,
     },
     /// The host side lacks its mark.
     LinkAlias {
-        /// Name.
         name: String,
-        /// Expected.
         expected: String,
-        /// Found.
         found: Option<String>,
     },
     /// An address in the container is missing or differs in prefix length.
     Address {
-        /// Address.
         address: IpAddr,
         /// Prefix length; none when missing.
         found: Option<u8>,
@@ -164,7 +133,6 @@ pub enum EndpointProblem {
     NodeRoute {
         /// Destination.
         to: IpNet,
-        /// Expected.
         expected: String,
         /// Instead, if any.
         found: Option<RouteSeen>,
@@ -173,7 +141,6 @@ pub enum EndpointProblem {
     NodeRouteShadowed {
         /// Destination.
         to: IpNet,
-        /// Expected.
         expected: String,
         /// None when the look-up fails.
         found: Option<Lookup>,
@@ -182,7 +149,6 @@ pub enum EndpointProblem {
     ContainerRoute {
         /// Destination.
         to: IpNet,
-        /// Gateway.
         gateway: IpAddr,
         /// None for main.
         table: Option<u32>,
@@ -191,16 +157,13 @@ pub enum EndpointProblem {
     ContainerRule {
         /// Source.
         from: IpAddr,
-        /// Table.
         table: u32,
     },
     /// A program is not on its hook.
     Program {
-        /// Program.
         program: String,
         /// Host side.
         ifname: String,
-        /// Mode.
         mode: AttachMode,
         /// Expected id.
         expected: u32,
@@ -226,16 +189,13 @@ pub enum EndpointProblem {
         /// Pin.
         path: String,
     },
-    /// A pin is missing.
     PinMissing {
-        /// Name.
         name: String,
     },
     /// All pins are missing.
     PinsMissing,
     /// The pinned link has another program.
     PinStale {
-        /// Name.
         name: String,
         /// Expected id.
         expected: u32,
@@ -244,32 +204,24 @@ pub enum EndpointProblem {
     },
     /// The programs do not use the pinned map.
     MapUnused {
-        /// Map.
         map: String,
         /// Id found in the kernel.
         pinned: u32,
         /// Ids.
         used: Vec<u32>,
     },
-    /// A map is unreadable.
     MapUnreadable {
-        /// Map.
         map: String,
-        /// Cause.
         cause: String,
     },
     /// A configuration field differs.
     Config {
-        /// Field.
         field: &'static str,
-        /// Expected.
         expected: String,
-        /// Found.
         found: String,
     },
     /// The endpoint-table row is missing or differs.
     Row {
-        /// Address.
         address: IpAddr,
         /// None when missing.
         found: Option<String>,
@@ -283,7 +235,6 @@ pub enum EndpointProblem {
     },
     /// An nftables entry is missing.
     Nat {
-        /// Entry.
         entry: NatEntry,
     },
 }

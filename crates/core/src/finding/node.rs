@@ -10,30 +10,19 @@ use crate::{kernel::NextHop, overlap::Overlap};
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum NodeProblem {
     /// A side of the router's link.
-    LinkMissing {
-        /// Name.
-        name: String,
-    },
+    LinkMissing { name: String },
     /// A side of the router's link.
     LinkRenamed {
         /// Expected.
         name: String,
-        /// Found.
         found: String,
     },
     /// A foreign object has the router link's name.
-    LinkForeign {
-        /// Name.
-        name: String,
-    },
+    LinkForeign { name: String },
     /// A side of the router's link.
-    LinkDown {
-        /// Name.
-        name: String,
-    },
+    LinkDown { name: String },
     /// A side of the router's link.
     LinkMtu {
-        /// Name.
         name: String,
         /// Bytes.
         expected: u32,
@@ -42,16 +31,13 @@ pub enum NodeProblem {
     },
     /// A router address is missing or differs in prefix length.
     Address {
-        /// Address.
         address: IpAddr,
-        /// Interface.
         ifname: String,
         /// Prefix length; none when missing.
         found: Option<u8>,
     },
     /// A pool's unreachable route is missing or has an interface.
     PoolRoute {
-        /// CIDR.
         cidr: IpNet,
         /// None without a route.
         found: Option<String>,
@@ -94,28 +80,21 @@ pub enum NodeProblem {
     Setting {
         /// `sysctl` name.
         name: String,
-        /// Expected.
         expected: String,
-        /// Found.
         found: String,
         /// The agent can set it: not without masquerading.
         repairable: bool,
     },
     /// No bpffs, or unreadable.
     Bpffs {
-        /// Path.
         path: String,
         /// State of the path.
         cause: String,
     },
     /// A shared pin is missing.
-    PinMissing {
-        /// Path.
-        path: String,
-    },
+    PinMissing { path: String },
     /// A shared pin is another object.
     Pin {
-        /// Path.
         path: String,
         /// Object.
         cause: String,

@@ -36,7 +36,6 @@ impl Problem {
         }
     }
 
-    /// Subject.
     #[must_use]
     pub fn subject(&self) -> String {
         match self {

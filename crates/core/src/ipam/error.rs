@@ -7,15 +7,12 @@ use ipnet::IpNet;
 use super::{Family, describe_owner};
 use crate::{ids::PoolName, store::LeaseOwner};
 
-/// An IPAM error.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum IpamError {
     /// Every address is leased or resting.
     #[error("pool {pool} has no free {family} address: {}", exhausted(*.used, *.resting, *.total, .why.as_deref()))]
     Exhausted {
-        /// Pool.
         pool: PoolName,
-        /// Family.
         family: Family,
         /// Leased addresses.
         used: u64,
@@ -32,9 +29,7 @@ pub enum IpamError {
         quarantine(*.left_ms, *.ends_unix_ms, .why.as_deref())
     )]
     Resting {
-        /// Address.
         ip: IpAddr,
-        /// Pool.
         pool: PoolName,
         /// In words.
         last_owner: String,
@@ -45,7 +40,6 @@ pub enum IpamError {
         /// Failed check, if any.
         why: Option<String>,
     },
-    /// Unknown pool.
     #[error("there is no pool {pool}; configured are: {known}")]
     UnknownPool {
         /// Requested name.
@@ -56,9 +50,7 @@ pub enum IpamError {
     /// Outside the pool, or reserved.
     #[error("{ip} cannot be leased from pool {pool}: {why}")]
     NotInPool {
-        /// Address.
         ip: IpAddr,
-        /// Pool.
         pool: PoolName,
         /// Cause and hint.
         why: String,
@@ -66,9 +58,7 @@ pub enum IpamError {
     /// The node has or reaches the address.
     #[error("{ip} cannot be leased from pool {pool}: {why} overlaps the pool; ask for another address")]
     TakenByNode {
-        /// Address.
         ip: IpAddr,
-        /// Pool.
         pool: PoolName,
         /// The node's address or route.
         why: String,
@@ -78,33 +68,19 @@ pub enum IpamError {
         "pool {pool} has no free address: {why} overlaps the pool, and no other address is free; remove that from the node, or give the pool another CIDR"
     )]
     Withheld {
-        /// Pool.
         pool: PoolName,
         /// The node's address or route.
         why: String,
     },
     /// Another owner holds the address.
     #[error("{ip} is {}", held(*ip, owner))]
-    AlreadyLeased {
-        /// Address.
-        ip: IpAddr,
-        /// Owner.
-        owner: LeaseOwner,
-    },
+    AlreadyLeased { ip: IpAddr, owner: LeaseOwner },
     /// The pool lacks the family.
     #[error("pool {pool} has no {family} CIDR; configure one, or ask another pool")]
-    FamilyNotInPool {
-        /// Pool.
-        pool: PoolName,
-        /// Family.
-        family: Family,
-    },
+    FamilyNotInPool { pool: PoolName, family: Family },
     /// The request excludes both families.
     #[error("no address family was asked for; ask for IPv4, IPv6 or both (pool {pool})")]
-    NothingWanted {
-        /// Pool.
-        pool: PoolName,
-    },
+    NothingWanted { pool: PoolName },
     /// Two CIDRs overlap.
     #[error(
         "configure pools: {first} (pool {first_pool}) and {second} (pool {second_pool}) overlap; change one of them"
@@ -112,35 +88,25 @@ pub enum IpamError {
     Overlap {
         /// First CIDR.
         first: IpNet,
-        /// Its pool.
         first_pool: PoolName,
         /// Second CIDR.
         second: IpNet,
-        /// Its pool.
         second_pool: PoolName,
     },
     /// Invalid CIDR.
     #[error("configure pool {pool}: CIDR {cidr} {why}")]
     BadCidr {
-        /// Pool.
         pool: PoolName,
-        /// CIDR.
         cidr: IpNet,
         /// Violated rule.
         why: CidrProblem,
     },
     /// A pool without CIDRs.
     #[error("configure pool {pool}: it has no CIDR; give it at least one, or remove the pool")]
-    EmptyPool {
-        /// Pool.
-        pool: PoolName,
-    },
+    EmptyPool { pool: PoolName },
     /// Repeated pool name.
     #[error("configure pool {pool}: the name is used twice; rename one, or join their CIDRs in one pool")]
-    DuplicatePool {
-        /// Pool.
-        pool: PoolName,
-    },
+    DuplicatePool { pool: PoolName },
 }
 
 /// Violated rule of a pool CIDR.

@@ -14,7 +14,6 @@ const CLOCK_SLACK_MS: u64 = 1_000;
 /// A resting address, for status.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RestView {
-    /// Rest.
     pub rest: Rest,
     /// References found by the last check, if any.
     pub blocked: Option<String>,

@@ -40,7 +40,6 @@ pub enum KernelErrorKind {
     Exhausted,
     /// An unexpected object (foreign pin, other ABI), which stays untouched.
     Conflict,
-    /// Other.
     Other,
 }
 
@@ -54,7 +53,6 @@ pub struct KernelError {
     pub subject: String,
     /// With a hint for the user if known.
     pub cause: String,
-    /// Kind.
     pub kind: KernelErrorKind,
 }
 
@@ -192,7 +190,6 @@ pub trait EndpointKernel: Send + Sync + 'static {
     /// Differences from each record. Batching saves thread switches.
     async fn observe_endpoints(&self, records: &[EndpointRecord]) -> Result<Vec<Vec<EndpointProblem>>>;
 
-    /// As [`Self::observe_endpoints`].
     async fn observe_endpoint(&self, record: &EndpointRecord) -> Result<Vec<EndpointProblem>> {
         Ok(self.observe_endpoints(std::slice::from_ref(record)).await?.pop().unwrap_or_default())
     }

@@ -50,15 +50,12 @@ impl fmt::Display for AttachMode {
 pub struct KernelFeatures {
     /// `uname -r`.
     pub release: String,
-    /// Attach mode.
     pub attach_mode: AttachMode,
-    /// tcx.
     pub tcx: bool,
     /// netkit devices.
     pub netkit: bool,
     /// `bpf_redirect_peer` (Linux 5.10).
     pub redirect_peer: bool,
-    /// BTF.
     pub btf: bool,
     /// `SO_NETNS_COOKIE` (Linux 5.14).
     pub netns_cookie: bool,
@@ -135,7 +132,6 @@ pub struct PeerRoute {
 pub struct MissingRoute {
     /// Their network.
     pub to: IpNet,
-    /// Cause.
     pub why: Arc<str>,
 }
 
@@ -338,15 +334,11 @@ pub struct PluginLink {
 /// A configuration row.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigSpec {
-    /// Epoch.
     pub epoch: Epoch,
     /// Host side.
     pub host_ifindex: IfIndex,
-    /// Identity.
     pub identity: Identity,
-    /// IPv4 address.
     pub ipv4: Option<Ipv4Addr>,
-    /// IPv6 address.
     pub ipv6: Option<Ipv6Addr>,
     /// IPv4 gateway.
     pub gateway4: Option<Ipv4Addr>,
@@ -370,9 +362,7 @@ pub struct ConfigSpec {
 /// and index; Wharf's attachments on it carry id and epoch.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct LinkRef {
-    /// Endpoint id.
     pub id: EndpointId,
-    /// Epoch.
     pub epoch: Epoch,
     /// Contains id and epoch.
     pub host_ifname: IfName,
@@ -380,7 +370,6 @@ pub struct LinkRef {
     pub host_ifindex: Option<IfIndex>,
     /// For removal when the host side left the node.
     pub container: Option<ContainerSide>,
-    /// Owner of the link.
     #[serde(default, skip_serializing_if = "LinkOwner::is_wharf")]
     pub owner: LinkOwner,
 }
@@ -427,16 +416,12 @@ pub enum Attached {
     Replaced,
 }
 
-/// A counter row.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct CounterRow {
     /// `ingress` or `egress`.
     pub direction: String,
-    /// Reason.
     pub reason: String,
-    /// Packets.
     pub packets: u64,
-    /// Bytes.
     pub bytes: u64,
 }
 
@@ -451,14 +436,12 @@ pub struct MapInfo {
     pub entries: Option<u64>,
     /// Rows, or bytes of a ring buffer.
     pub max_entries: u64,
-    /// Bytes.
     pub memlock_bytes: u64,
 }
 
 /// A route with Wharf's protocol number.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct RouteRow {
-    /// Destination.
     pub destination: IpNet,
     /// None for an unreachable route.
     pub ifindex: Option<IfIndex>,
@@ -467,28 +450,22 @@ pub struct RouteRow {
 /// A link with Wharf's name and kind.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct LinkRow {
-    /// Name.
     pub name: String,
-    /// Index.
     pub ifindex: IfIndex,
     /// The owner's mark on Wharf's links.
     pub alias: Option<String>,
 }
 
-/// An endpoint-table row.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct EndpointTableRow {
-    /// Address.
     pub address: IpAddr,
     /// Untrusted until matched.
     pub endpoint_id: u32,
     /// Program-array slot for direct delivery; 0 for none.
     pub direct: u32,
-    /// Epoch.
     pub epoch: Epoch,
     /// Host side.
     pub ifindex: IfIndex,
-    /// Identity.
     pub identity: u32,
     /// Container side.
     pub mac: MacAddr,
@@ -501,7 +478,6 @@ pub struct KernelDump {
     pub links: Vec<LinkRow>,
     /// Routes with Wharf's protocol number.
     pub routes: Vec<RouteRow>,
-    /// The endpoint table.
     pub endpoint_rows: Vec<EndpointTableRow>,
     /// By endpoint id.
     pub pins: Vec<(String, Vec<String>)>,

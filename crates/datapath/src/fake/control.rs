@@ -9,7 +9,6 @@ macro_rules! operations {
     ($($(#[$doc:meta])* $name:ident = $text:literal,)+) => {
         /// The operations of the kernel trait.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[allow(missing_docs, reason = "each is the trait's method of that name")]
         pub enum Operation { $($(#[$doc])* $name,)+ }
 
         impl Operation {

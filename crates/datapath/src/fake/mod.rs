@@ -152,7 +152,6 @@ impl FakeKernel {
         self.state().nat.clone()
     }
 
-    /// Adds an entry.
     pub fn add_nat_behind_the_back(&self, entry: NatEntry) {
         self.state().nat.insert(entry);
     }
@@ -214,7 +213,6 @@ impl FakeKernel {
         self.state().flows.push(flow);
     }
 
-    /// The flows.
     #[must_use]
     pub fn flows(&self) -> Vec<Flow> {
         self.state().flows.clone()
@@ -230,7 +228,6 @@ impl FakeKernel {
         self.state().node_addresses.insert(address);
     }
 
-    /// Rows and mode.
     #[must_use]
     pub fn policy(&self) -> (PolicyRows, Mode) {
         let state = self.state();

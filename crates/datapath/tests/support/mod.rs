@@ -42,9 +42,7 @@ pub(crate) async fn verdicts(k: &impl Kernel, id: EndpointId, cases: &[Case]) ->
 
 /// A place to test in.
 pub(crate) trait World: Send + Sync + 'static {
-    /// Its kernel.
     type K: Kernel;
-    /// The kernel.
     fn kernel(&self) -> &Self::K;
     /// Makes a container's namespace; the name may be used again after it ended.
     fn add_netns(&self, name: &str) -> PathBuf;
@@ -71,7 +69,6 @@ pub(crate) trait World: Send + Sync + 'static {
     fn set_judged(&self, key: &CellKey, judged: Judged);
 }
 
-/// The fake as a world.
 #[derive(Default)]
 pub(crate) struct FakeWorld(FakeKernel);
 

@@ -56,7 +56,6 @@ pub fn address(owner: &str, address: &str, ttl: u32) -> Vec<u8> {
     }
 }
 
-/// An alias.
 pub fn alias(owner: &str, target: &str, ttl: u32) -> Vec<u8> {
     record(&name(owner), CNAME, ttl, &name(target))
 }

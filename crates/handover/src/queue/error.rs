@@ -55,12 +55,7 @@ pub enum QueueError {
         why: Unusable,
     },
     /// Not a name of the queue's files.
-    Name {
-        /// Operation.
-        operation: &'static str,
-        /// The name.
-        name: String,
-    },
+    Name { operation: &'static str, name: String },
     /// Not a directory.
     NotADirectory {
         /// Path of the queue.
@@ -68,9 +63,7 @@ pub enum QueueError {
     },
     /// File system error.
     Io {
-        /// Operation.
         operation: &'static str,
-        /// File.
         path: PathBuf,
         /// The kernel's error.
         cause: io::Error,

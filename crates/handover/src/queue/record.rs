@@ -24,7 +24,6 @@ pub const VERSION: u32 = 1;
 pub struct EndpointRef {
     /// 1 to [`MAX_ENDPOINT_ID`].
     pub id: u16,
-    /// Epoch.
     pub epoch: u64,
 }
 
@@ -32,11 +31,8 @@ pub struct EndpointRef {
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq, Eq)]
 #[serde(deny_unknown_fields)]
 pub struct Deletion {
-    /// [`VERSION`].
     pub version: u32,
-    /// Network.
     pub network: String,
-    /// Container.
     pub container_id: String,
     /// Interface inside the container.
     pub ifname: String,

@@ -18,9 +18,7 @@ pub const FIELDS: [&str; 4] = ["op", "endpoint", "epoch", "attachment"];
 /// Operation kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Create.
     Create,
-    /// Delete.
     Delete,
     /// Regeneration.
     Regenerate,

@@ -80,9 +80,7 @@ pub(super) enum Owner {
     identity.0
 )]
 pub struct IdentityInUse {
-    /// Endpoint.
     pub endpoint: EndpointKey,
-    /// Identity.
     pub identity: Identity,
 }
 

@@ -10,7 +10,6 @@ use crate::model::Origin;
 /// Row counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Sizes {
-    /// Ipcache.
     pub ipcache: usize,
     /// Of all rule sets.
     pub ports: usize,
@@ -67,11 +66,9 @@ const TOLD: usize = 3;
     told(.largest)
 )]
 pub struct TooLarge {
-    /// Table.
     pub table: Table,
     /// For [`Table::Rules`] a lower bound.
     pub needed: usize,
-    /// Limit.
     pub limit: usize,
     /// Old and new rows do not fit together.
     pub during: bool,

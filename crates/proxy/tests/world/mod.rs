@@ -206,7 +206,6 @@ impl Drop for World {
     }
 }
 
-/// Members of a listener.
 pub fn listener(port: u16, direction: Direction, requests: Requests, members: &[(u16, &[&str])]) -> Listener {
     let members = members.iter().map(|(id, addresses)| {
         let addresses = addresses.iter().map(|address| address.parse().expect("an address")).collect();

@@ -183,7 +183,6 @@ impl Table {
         self.mappings().into_iter().map(NatEntry::Port).chain(own).collect()
     }
 
-    /// The port mappings.
     #[must_use]
     pub fn mappings(&self) -> BTreeSet<PortMapping> {
         let of = |v4, name: &str| {
