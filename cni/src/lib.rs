@@ -81,8 +81,9 @@ fn answer(ask: &Ask, run: Option<Run>) -> ExitCode {
 }
 
 fn fail(failure: &Failure, run: Option<Run>, log: Level) -> ExitCode {
-    // Stdout may be closed; the exit status reports the failure.
-    let _ = print(&failure.to_json());
+    if print(&failure.to_json()).is_err() {
+        log.say(Level::Error, format_args!("{}", failure.fault.msg));
+    }
     report(run, &End::Failure(&failure.fault), &failure.origin, log);
     ExitCode::FAILURE
 }

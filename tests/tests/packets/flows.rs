@@ -10,12 +10,13 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 use wharf_common::{
     Direction::Egress,
-    DropReason, EndpointKey, FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot,
+    DropReason, EndpointConfig, EndpointKey, FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey,
+    FragmentRow, FragmentSlot, StackPathKey, StackPathRow,
     flow::{
         FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_REPLIED, FRAGMENT_TICKS, ICMP, ICMPV6, SCTP, TCP, TICK_SHIFT,
         UDP,
     },
-    map,
+    map::{self, FLAG_LIVE, FLAG_LOCAL_BY_STACK},
 };
 use wharf_tests::frame;
 
@@ -177,6 +178,46 @@ fn kinds() -> Vec<Sent> {
         kinds.push(Sent::new(other, 47, (0, 0)));
     }
     kinds
+}
+
+/// Rows of the table of paths through the stack.
+fn paths(a: &mut Endpoint) -> Result<usize> {
+    let rows: HashMap<&mut MapData, StackPathKey, StackPathRow> =
+        a.node.map_mut(map::STACK_PATHS).context(map::STACK_PATHS)?.try_into()?;
+    Ok(rows.keys().count())
+}
+
+#[test]
+fn a_flow_that_took_the_stack_by_a_setting_goes_direct_when_the_setting_does() -> Result<()> {
+    let (mut a, _b) = pair()?;
+    for other in [IpAddr::from(B.v4), B.v6.into()] {
+        for protocol in [TCP, UDP] {
+            for began_direct in [false, true] {
+                let sent = Sent::new(other, protocol, (40_100 + u16::from(began_direct), 443));
+                let send = |a: &mut Endpoint, flags, action| {
+                    a.configure(EndpointConfig { flags, ..A.config() })?;
+                    let seen = a.run(FROM_CONTAINER, &sent.packet())?;
+                    ensure!(seen.action == action, "{sent:?}: {seen:?}");
+                    Ok(())
+                };
+                if began_direct {
+                    send(&mut a, FLAG_LIVE, REDIRECT)?;
+                }
+                send(&mut a, FLAG_LIVE | FLAG_LOCAL_BY_STACK, OK)?;
+                // The answer is on its way through the stack while A's setting changes.
+                a.configure(A.config())?;
+                let (action, _) = a.run_marked(TO_CONTAINER, &sent.back().packet(), 0, B.ifindex)?;
+                ensure!(action == OK, "{sent:?}: {action}");
+                send(&mut a, FLAG_LIVE, REDIRECT)?;
+                ensure!(paths(&mut a)? == 0, "{sent:?}");
+            }
+        }
+    }
+    // Without the setting, the stack has translated the packet.
+    let sent = Sent::new(B.v4.into(), UDP, (40_200, 443));
+    a.run_marked(TO_CONTAINER, &sent.back().packet(), 0, B.ifindex)?;
+    ensure!(paths(&mut a)? > 0 && a.run(FROM_CONTAINER, &sent.packet())?.action == OK);
+    Ok(())
 }
 
 #[test]

@@ -101,7 +101,7 @@ impl Problem {
                 ),
                 Kept::QueueAside { path, .. } => {
                     format!(
-                        "delete its container if it is still there (`wharf endpoint list`), then remove the file (`rm {path}`)"
+                        "delete its container if it is still there (`wharf endpoint list`), then remove the file (`rm -r {path}`)"
                     )
                 }
                 Kept::RestLeased { .. }

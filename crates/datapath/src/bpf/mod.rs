@@ -53,6 +53,8 @@ pub(crate) struct Bpf {
     /// Locked while policy tables change: order matters, and each change increments the generation.
     policy: Mutex<()>,
     shared: Mutex<Vec<SharedMap>>,
+    /// The directory of the shared pins when each pin was last found good; locked for a copy.
+    good_pins: Mutex<Option<held::Stamp>>,
     /// Shared programs that this process put into slots.
     node_ids: Mutex<Vec<u32>>,
     loaded: Loaded,
@@ -72,7 +74,7 @@ pub(crate) struct Bpf {
 
 impl Bpf {
     pub(crate) fn open(bpffs: &Path, run_dir: &Path, mode: AttachMode, loader: Loader) -> Result<Self> {
-        let (tables, policy, shared, node_ids, collector, known, beside_others) = Default::default();
+        let (tables, policy, shared, good_pins, node_ids, collector, known, beside_others) = Default::default();
         let translated = Mutex::default();
         let (overlay, overlay_past, overlay_failure, overlay_change) = Default::default();
         let pins = PinTree::open(bpffs)?;
@@ -85,6 +87,7 @@ impl Bpf {
             tables,
             policy,
             shared,
+            good_pins,
             node_ids,
             loaded: Loaded::new(run_dir),
             collector,
