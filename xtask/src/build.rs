@@ -41,11 +41,14 @@ pub(crate) fn programs(progress: &mut Progress, workspace: &Workspace, extra: &[
     progress.step("Wharf itself (a few minutes the first time)", |step| build_programs(step, workspace, extra))
 }
 
-/// Unoptimised, in half the time; with the features of the test build, which then finds them compiled.
+/// Unoptimised, in half the time; the test build finds most of their dependencies compiled.
 pub(crate) fn demo(progress: &mut Progress, workspace: &Workspace) -> Result<()> {
+    const PROGRAMS: [&str; 4] = ["wharf-agent", SHIM, "wharf", "wharf-demo"];
     progress.step("Wharf itself (a few minutes the first time)", |step| {
-        let programs = ["--bin", "wharf-agent", "--bin", SHIM, "--bin", "wharf", "--bin", "wharf-demo"];
-        step.run(workspace.cargo().args(["build", "--workspace", "--locked"]).args(programs))
+        let mut command = workspace.cargo();
+        command.args(["build", "--workspace", "--locked"]).args(PROGRAMS.iter().flat_map(|name| ["--bin", name]));
+        step.run(&mut command)?;
+        must_be_built(&workspace.debug(), &PROGRAMS)
     })
 }
 
@@ -200,8 +203,13 @@ fn build_programs(step: &Step, workspace: &Workspace, extra: &[&str]) -> Result<
         }
         step.run(&mut command)?;
     }
-    for name in PRODUCT.iter().chain(extra) {
-        let binary = workspace.release().join(name);
+    must_be_built(&workspace.release(), PRODUCT)?;
+    must_be_built(&workspace.release(), extra)
+}
+
+fn must_be_built(directory: &Path, programs: &[&str]) -> Result<()> {
+    for name in programs {
+        let binary = directory.join(name);
         if !binary.is_file() {
             bail!(
                 "build {name}: cargo succeeded, yet {} is not there; does a `build.target` in your cargo config move it?",

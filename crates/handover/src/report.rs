@@ -247,7 +247,11 @@ impl Reports {
     pub fn sweep(&self, older_than: Duration) -> io::Result<()> {
         let mut outcome = Ok(());
         for item in fs::read_dir(&self.path)?.take(MAX_LOOKED_AT) {
-            let path = item?.path();
+            let path = match item {
+                Ok(item) => item.path(),
+                // Reading the directory fails for its other entries too.
+                Err(e) => return outcome.and(Err(e)),
+            };
             let is_temporary = path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(TEMPORARY));
             if is_temporary && is_older(&path, older_than) {
                 outcome = outcome.and(remove_any(&path).map(drop));

@@ -515,6 +515,7 @@ fn go_on(
     unsafe {
         if row.seen != now {
             ptr::write_volatile(&raw mut row.seen, now);
+            flags = flags & !FLOW_BY_SETTING | asked.by_setting;
         }
         if row.flags != flags {
             ptr::write_volatile(&raw mut row.flags, flags);
@@ -564,9 +565,6 @@ fn begin(
     let sender = if egress { End::NONE } else { sources::sender(ctx) };
     let of_proxy = of_proxy | sender.flow_flag() | sources::own_flag(ctx, asked);
     let (way, peer, peer_epoch) = if sender.is_some() {
-        if sender.is_direct() && asked.by_setting == 0 {
-            stack_path::note(ctx, packet, asked.own);
-        }
         (Way::Stack, sender.id(), sender.epoch())
     } else if of_proxy & FLOW_UPSTREAM != 0 {
         match endpoint(packet.source) {
@@ -580,6 +578,9 @@ fn begin(
     if signals & SIGNAL_RST != 0 || signals & (SIGNAL_SYN | SIGNAL_ACK) == SIGNAL_SYN | SIGNAL_ACK {
         // Ends an unknown flow, or answers an opening without a row.
         return way;
+    }
+    if sender.is_direct() && asked.by_setting == 0 {
+        stack_path::note(ctx, packet, asked.own);
     }
     if !egress && generation != 0 && redirect::is_answer(ctx, of_proxy) {
         return way;

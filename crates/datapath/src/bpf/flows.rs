@@ -212,7 +212,8 @@ fn flow_of(key: &FlowKey, row: &FlowRow, now: u32, kept: bool) -> Flow {
         destination,
         protocol: key.protocol,
         state: row.state(),
-        by_stack: row.flags & (FLOW_BY_STACK | FLOW_BY_SETTING) != 0,
+        by_stack: row.flags & FLOW_BY_STACK != 0
+            || row.flags & FLOW_BY_SETTING != 0 && row.low_epoch != 0 && row.high_epoch != 0,
         by_proxy: row.flags & FLOW_UPSTREAM != 0,
         kept,
         owner: EndpointId::try_from(row.owner).ok(),

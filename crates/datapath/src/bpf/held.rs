@@ -6,13 +6,13 @@ use std::{
     os::{fd::AsFd as _, unix::fs::MetadataExt as _},
     path::{Path, PathBuf},
     sync::{MutexGuard, PoisonError},
-    time::{Duration, SystemTime},
 };
 
 use aya::{
     Ebpf,
     maps::{HashMap, Map, MapData, MapError, MapInfo, ProgramArray},
 };
+use nix::time::{ClockId, clock_gettime};
 use wharf_common::{EndpointConsts, EndpointKey, EndpointRow, FlowKey, FlowRow, map};
 use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
 
@@ -79,23 +79,22 @@ fn data_of(map: &Map) -> Option<&MapData> {
 pub(super) const COVERED: &str = "another bpffs is mounted over the one that the agent opened, and nothing is pinned in it: \
                                   unmount it, or restart the agent, which then uses the other one";
 
-/// Inode and times of a directory: a pin that is made, removed or replaced changes them (bpffs, kernel/bpf/inode.c).
+/// Inode and time of change of a directory: a pin that is made, removed or replaced changes it (bpffs,
+/// kernel/bpf/inode.c). A mount over a single pin does not; the audit finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Stamp {
     inode: (u64, u64),
-    modified: SystemTime,
+    /// Seconds and nanoseconds of the clock of file times.
+    changed: (i64, i64),
 }
 
 impl Stamp {
-    /// Longer than the granularity of the kernel's file times, a timer tick.
-    const TICK: Duration = Duration::from_millis(50);
-
-    /// `None` if a change at this moment could leave the times as they are.
+    /// `None` if a change at this moment could leave the time as it is.
     fn of(directory: &Path) -> Option<Self> {
         let meta = fs::metadata(directory).ok()?;
-        let modified = meta.modified().ok()?;
-        let is_settled = SystemTime::now().duration_since(modified).is_ok_and(|age| age > Self::TICK);
-        is_settled.then_some(Self { inode: (meta.dev(), meta.ino()), modified })
+        let changed = (meta.ctime(), meta.ctime_nsec());
+        let now = clock_gettime(ClockId::CLOCK_REALTIME_COARSE).ok()?;
+        ((now.tv_sec(), now.tv_nsec()) > changed).then_some(Self { inode: (meta.dev(), meta.ino()), changed })
     }
 }
 
@@ -116,6 +115,8 @@ fn has_device(mounts: &str, device: u64) -> bool {
 }
 
 pub(super) enum BadPin {
+    /// Not looked at, for lack of descriptors or memory: a good pin must not be replaced.
+    Unread,
     Missing,
     Another(String),
 }
@@ -165,8 +166,7 @@ impl Bpf {
             Ok(info) if own.is(&info) => None,
             Ok(info) => Some(BadPin::Another(own.another(info.id()))),
             Err(e) if e.kind == KernelErrorKind::NotFound => Some(BadPin::Missing),
-            // A good pin must not be replaced.
-            Err(e) if e.kind == KernelErrorKind::Exhausted => None,
+            Err(e) if e.kind == KernelErrorKind::Exhausted => Some(BadPin::Unread),
             Err(e) => Some(BadPin::Another(e.cause)),
         }
     }
@@ -225,14 +225,16 @@ impl Bpf {
         if stamp.is_some() && *good() == stamp {
             return Ok(());
         }
+        let mut is_read = true;
         for own in &*self.held() {
             match self.look_at_pin(own) {
                 None => {}
+                Some(BadPin::Unread) => is_read = false,
                 Some(BadPin::Missing) => return Err(self.unusable(own, "the pin is missing")),
                 Some(BadPin::Another(cause)) => return Err(self.unusable(own, &cause)),
             }
         }
-        *good() = stamp;
+        *good() = stamp.filter(|_| is_read);
         Ok(())
     }
 

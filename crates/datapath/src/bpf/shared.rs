@@ -185,7 +185,7 @@ impl Bpf {
                 None => Some(BadPin::Missing),
             };
             match bad {
-                None => {}
+                None | Some(BadPin::Unread) => {}
                 Some(BadPin::Missing) => wrong.push(NodeProblem::PinMissing { path }),
                 Some(BadPin::Another(cause)) if place == Place::Replaced => {
                     let cause = self.replaced(name, &cause).cause;
