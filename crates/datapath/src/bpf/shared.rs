@@ -107,8 +107,8 @@ impl Bpf {
             match held.iter().find(|map| map.name == name) {
                 Some(own) => match self.look_at_pin(own) {
                     Some(BadPin::Another(cause)) if replaced => return Err(self.replaced(name, &cause)),
-                    Some(bad) => unpinned.push((own, bad)),
-                    None => {}
+                    Some(bad @ (BadPin::Missing | BadPin::Another(_))) => unpinned.push((own, bad)),
+                    None | Some(BadPin::Unread) => {}
                 },
                 None if self.check_pinned(&self.pins.shared(name), name)? => {}
                 None => wanted.push(name),
