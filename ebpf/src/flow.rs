@@ -1,6 +1,6 @@
 //! Requests for a packet's way.
 
-use wharf_common::{Direction, DropReason, flow::FLOW_BY_SETTING};
+use wharf_common::{Direction, DropReason};
 
 use crate::profile::Profile;
 
@@ -22,13 +22,10 @@ impl Peer {
     }
 }
 
-/// Flag in [`Asked::numbers`], beside [`FLOW_BY_SETTING`].
+/// Flags in [`Asked::numbers`].
 const INGRESS: u32 = 1 << 14;
-
-#[inline(always)]
-pub fn by_setting(local_by_stack: bool) -> u16 {
-    if local_by_stack { FLOW_BY_SETTING } else { 0 }
-}
+/// Packets between endpoints always take the stack: no path is recorded.
+const LOCAL_BY_STACK: u32 = 1 << 15;
 
 #[derive(Clone, Copy)]
 pub struct Asked {
@@ -38,22 +35,21 @@ pub struct Asked {
     pub own_epoch: u32,
     pub peer: Peer,
     pub direction: Direction,
-    /// [`FLOW_BY_SETTING`] if packets between endpoints always take the stack, else zero.
-    pub by_setting: u16,
+    pub local_by_stack: bool,
 }
 
 impl Asked {
     #[inline(always)]
     pub fn new(own: u32, profile: Profile, peer: Peer, direction: Direction) -> Self {
-        Self { own, own_epoch: profile.epoch(), peer, direction, by_setting: by_setting(profile.local_by_stack()) }
+        Self { own, own_epoch: profile.epoch(), peer, direction, local_by_stack: profile.local_by_stack() }
     }
 
     /// Ids and flags, then both epochs.
     #[inline(always)]
     pub fn numbers(self) -> [u32; 3] {
         let direction = if matches!(self.direction, Direction::Ingress) { INGRESS } else { 0 };
-        let ids = self.own | self.peer.endpoint_id << 16 | direction | u32::from(self.by_setting);
-        [ids, self.own_epoch, self.peer.epoch]
+        let local_by_stack = if self.local_by_stack { LOCAL_BY_STACK } else { 0 };
+        [self.own | self.peer.endpoint_id << 16 | direction | local_by_stack, self.own_epoch, self.peer.epoch]
     }
 
     #[inline(always)]
@@ -63,7 +59,7 @@ impl Asked {
             own_epoch,
             peer: Peer { endpoint_id: ids >> 16 & wharf_common::MAX_ENDPOINT_ID, epoch: peer_epoch },
             direction: if ids & INGRESS != 0 { Direction::Ingress } else { Direction::Egress },
-            by_setting: ids as u16 & FLOW_BY_SETTING,
+            local_by_stack: ids & LOCAL_BY_STACK != 0,
         }
     }
 }

@@ -22,7 +22,7 @@ use wharf_common::{
 
 use crate::{
     config::{self, Config},
-    flow::{self, Asked, Peer},
+    flow::{Asked, Peer},
     maps::{CALLS, NODE_CALLS},
     metrics::direction_of,
     parse::Mac,
@@ -181,7 +181,7 @@ pub fn call_established(ctx: &TcContext, direction: Direction, config: Config, p
         own_epoch: config.epoch() as u32,
         peer,
         direction,
-        by_setting: flow::by_setting(config.local_by_stack()),
+        local_by_stack: config.local_by_stack(),
     };
     let [ids, own_epoch, peer_epoch] = asked.numbers();
     if matches!(direction, Direction::Ingress) {

@@ -30,22 +30,22 @@ pub fn run(
     let words = Words::of(ctx);
     let (own, from_stack) = (words.sender(), words.has(FROM_STACK));
     let about = |reason, action| Verdict::new(ctx, own, Direction::Ingress, reason, action);
-    let is_recorded = words.has(RECORDED);
-    let way = if is_recorded {
+    if words.has(RECORDED) {
         let addressed = parse::ethernet(ctx).map(|frame| frame.set_destination(words.container_mac()));
-        addressed.and_then(|()| track(ctx, words.asked()))
-    } else {
-        judge(ctx, own, from_stack, track, may_receive)
-    };
-    let verdict = match way {
+        let verdict = match addressed.and_then(|()| track(ctx, words.asked())) {
+            Ok(Way::Proxy) => turned(ctx, own),
+            Ok(_) => return TC_ACT_OK,
+            Err(reason) => about(reason, TC_ACT_SHOT),
+        };
+        return verdict.after(DropReason::ForwardedStack).hand_over(ctx);
+    }
+    match judge(ctx, own, from_stack, track, may_receive) {
         Ok(Way::Proxy) => turned(ctx, own),
-        Ok(_) if is_recorded => return TC_ACT_OK,
         Ok(_) if from_stack => about(DropReason::ForwardedStack, TC_ACT_OK),
         Ok(_) => about(DropReason::ForwardedLocal, TC_ACT_REDIRECT),
         Err(reason) => about(reason, TC_ACT_SHOT),
-    };
-    let verdict = if is_recorded { verdict.after(DropReason::ForwardedStack) } else { verdict };
-    verdict.hand_over(ctx)
+    }
+    .hand_over(ctx)
 }
 
 #[inline(always)]

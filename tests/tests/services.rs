@@ -14,7 +14,7 @@ use wharf_tests::{
     echo::{self, EchoServer},
     icmp,
     process::{command_in, run},
-    scenario, wait,
+    scenario,
 };
 
 /// The services' address in each family: of no network of the node's.
@@ -280,44 +280,6 @@ fn local_flows_pass_the_nodes_firewall_where_the_operator_wants_that() -> Result
         })?;
     }
     Ok(())
-}
-
-#[test]
-fn running_flows_follow_the_setting_of_local_delivery() -> Result<()> {
-    let by_stack = "--local-delivery=stack";
-    scenario(NodeConfig::default().flags(&[by_stack]), |node| {
-        let s = scene(node)?;
-        let client = s.client.space()?;
-        let open = |to: IpAddr| {
-            let socket = echo::udp_client(client, s.echo.udp_at(to))?;
-            socket.set_read_timeout(Some(Duration::from_secs(2)))?;
-            anyhow::Ok(socket)
-        };
-        let flows = s.ends[1].both()?.into_iter().map(open).collect::<Result<Vec<_>>>()?;
-        let exchange = |socket: &std::net::UdpSocket| {
-            socket.send(b"alive").context("send")?;
-            socket.recv(&mut [0; 8]).context("an answer").map(drop)
-        };
-        flows.iter().try_for_each(exchange)?;
-        ensure!(direct(node, &s)? == 0, "a direct packet");
-        node.kill_agent()?;
-        node.set_flag(by_stack, false);
-        node.set_flag("--masquerade=off", true);
-        node.start_agent()?;
-        wait::until("packets go direct", || {
-            // The node stops forwarding before each endpoint has the new setting.
-            let is_answered = flows.iter().try_for_each(exchange).is_ok();
-            Ok((is_answered && direct(node, &s)? > 0).then_some(()))
-        })?;
-        // From here on the stack would drop them.
-        for setting in ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"] {
-            node.space().run(|| std::fs::write(format!("/proc/sys/{setting}"), "0"))?.with_context(|| setting)?;
-        }
-        flows.iter().try_for_each(exchange).context("without forwarding")?;
-        let paths = paths(node)?;
-        ensure!(paths.is_empty(), "{paths:?}");
-        s.end(node)
-    })
 }
 
 /// A TCP connection from a port of the client's choice.

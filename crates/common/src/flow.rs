@@ -102,10 +102,6 @@ pub const FLOW_RECENT: u16 = 1 << 9;
 pub const FLOW_ADMITTED: u16 = 1 << 10;
 /// One end's address is in its endpoint's source prefixes ([`crate::map::SOURCES`]), not in [`crate::map::ENDPOINTS`].
 pub const FLOW_PREFIX: u16 = 1 << 11;
-/// In this tick, a hook whose endpoint sends by the stack ([`crate::map::FLAG_LOCAL_BY_STACK`]) has seen the flow. The
-/// receiver's hook records no path then: the stack may have the packet by the setting, without a translation. When the
-/// setting changes, packets are on their way; so the first packet of a later tick clears the flag.
-pub const FLOW_BY_SETTING: u16 = 1 << 15;
 /// The proxy is one end.
 pub const FLOW_OF_PROXY: u16 = FLOW_PROXIED | FLOW_UPSTREAM | FLOW_LET_IN;
 

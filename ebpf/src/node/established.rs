@@ -25,8 +25,8 @@ use aya_ebpf::{
 use wharf_common::{
     Direction, DropReason,
     flow::{
-        FLOW_BY_SETTING, FLOW_BY_STACK, FLOW_FIN, FLOW_FIN_REPLY, FLOW_OF_PROXY, FLOW_PREFIX, FLOW_RECENT,
-        FLOW_REPLIED, FLOW_RESET, SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP,
+        FLOW_BY_STACK, FLOW_FIN, FLOW_FIN_REPLY, FLOW_OF_PROXY, FLOW_PREFIX, FLOW_RECENT, FLOW_REPLIED, FLOW_RESET,
+        SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP,
     },
     policy::BY_SERVICE,
 };
@@ -112,10 +112,9 @@ fn way(ctx: &TcContext, asked: &Asked) -> u32 {
         return NONE;
     }
     let by_stack = flags & FLOW_BY_STACK != 0;
-    let is_new_to_stack = flags & (FLOW_BY_STACK | FLOW_BY_SETTING) == 0;
     let sender = if by_high { row.high_epoch } else { row.low_epoch };
     match () {
-        () if receives && is_new_to_stack && sender != 0 => NONE,
+        () if receives && !by_stack && sender != 0 => NONE,
         () if is_between && by_stack => STACK,
         () => OTHER,
     }

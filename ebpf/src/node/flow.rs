@@ -15,8 +15,8 @@ use aya_ebpf::{
 use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot,
     flow::{
-        FLOW_ADMITTED, FLOW_BY_HIGH, FLOW_BY_SETTING, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PREFIX, FLOW_PROXIED,
-        FLOW_RECENT, FLOW_REPLIED, FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
+        FLOW_ADMITTED, FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PREFIX, FLOW_PROXIED, FLOW_RECENT,
+        FLOW_REPLIED, FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
     },
     map::{FLOWS_PER_TICK, FRAGMENTS_SHARE},
     policy::{BY_SERVICE, CHECK_BACKEND, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
@@ -209,7 +209,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
     }
     if found.is_none() {
-        flags = redirect::of_proxy(ctx, asked, &packet) | asked.by_setting;
+        flags = redirect::of_proxy(ctx, asked, &packet);
     }
     let known = u64::from(flags) | u64::from(by_owner) << 16 | u64::from(is_judged) << 17 | u64::from(replaces) << 18;
     let known = forget(known);
@@ -249,7 +249,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
         }
     }
     let may_open = by_owner && packet.protocol == TCP && signals & SIGNAL_RST == 0;
-    if may_open && flags & FLOW_PROXIED != 0 && !clients::is_admitted(flags) {
+    if flags & FLOW_PROXIED != 0 && may_open && !clients::is_admitted(flags) {
         let admitted = clients::admit(ctx, &packet, asked.direction)?;
         flags = flags & !FLOW_ADMITTED | admitted;
         if let Some((row, _)) = &mut found {
@@ -470,9 +470,6 @@ impl Ends {
     }
 }
 
-/// The flow takes the stack, or took it without a translation.
-const BY_STACK: u16 = FLOW_BY_STACK | FLOW_BY_SETTING;
-
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "inlined; a struct of the same would only be spelled twice")]
 fn go_on(
@@ -486,14 +483,14 @@ fn go_on(
     table: Table,
     now: u32,
 ) -> Way {
-    let mut flags = row.flags_after(signals, by_high) | asked.by_setting;
+    let mut flags = row.flags_after(signals, by_high);
     let from_endpoint = if by_high { row.high_epoch } else { row.low_epoch } != 0;
-    if flags & BY_STACK == 0 && from_endpoint && asked.direction as u32 == Direction::Ingress as u32 {
+    if asked.direction as u32 == Direction::Ingress as u32 && from_endpoint && flags & FLOW_BY_STACK == 0 {
         let sender = sources::sender(ctx);
         if sender.is_some() {
             flags |= FLOW_BY_STACK;
             // Other answers take the stack anyway.
-            if sender.is_direct() {
+            if sender.is_direct() && !asked.local_by_stack {
                 stack_path::note(ctx, packet, asked.own);
             }
         }
@@ -501,7 +498,8 @@ fn go_on(
         // Another flow of the pair took the stack, whose connection tracking must know this flow too.
         flags |= FLOW_BY_STACK;
     }
-    let is_kept = flags & FLOW_REPLIED != 0 && by_high == (flags & FLOW_BY_HIGH != 0);
+    let by_owner = by_high == (flags & FLOW_BY_HIGH != 0);
+    let is_kept = flags & FLOW_REPLIED != 0 && by_owner;
     if is_kept
         && flags & FLOW_RECENT != 0
         && let Some(counters) = recent::room(row.owner)
@@ -515,7 +513,6 @@ fn go_on(
     unsafe {
         if row.seen != now {
             ptr::write_volatile(&raw mut row.seen, now);
-            flags = flags & !FLOW_BY_SETTING | asked.by_setting;
         }
         if row.flags != flags {
             ptr::write_volatile(&raw mut row.flags, flags);
@@ -565,6 +562,9 @@ fn begin(
     let sender = if egress { End::NONE } else { sources::sender(ctx) };
     let of_proxy = of_proxy | sender.flow_flag() | sources::own_flag(ctx, asked);
     let (way, peer, peer_epoch) = if sender.is_some() {
+        if sender.is_direct() && !asked.local_by_stack {
+            stack_path::note(ctx, packet, asked.own);
+        }
         (Way::Stack, sender.id(), sender.epoch())
     } else if of_proxy & FLOW_UPSTREAM != 0 {
         match endpoint(packet.source) {
@@ -578,9 +578,6 @@ fn begin(
     if signals & SIGNAL_RST != 0 || signals & (SIGNAL_SYN | SIGNAL_ACK) == SIGNAL_SYN | SIGNAL_ACK {
         // Ends an unknown flow, or answers an opening without a row.
         return way;
-    }
-    if sender.is_direct() && asked.by_setting == 0 {
-        stack_path::note(ctx, packet, asked.own);
     }
     if !egress && generation != 0 && redirect::is_answer(ctx, of_proxy) {
         return way;

@@ -10,13 +10,12 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 use wharf_common::{
     Direction::Egress,
-    DropReason, EndpointConfig, EndpointKey, FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey,
-    FragmentRow, FragmentSlot, StackPathKey, StackPathRow,
+    DropReason, EndpointKey, FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot,
     flow::{
-        FLOW_BY_HIGH, FLOW_BY_SETTING, FLOW_BY_STACK, FLOW_RECENT, FLOW_REPLIED, FRAGMENT_TICKS, ICMP, ICMPV6, SCTP,
-        TCP, TICK_SHIFT, UDP,
+        FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_REPLIED, FRAGMENT_TICKS, ICMP, ICMPV6, SCTP, TCP, TICK_SHIFT,
+        UDP,
     },
-    map::{self, FLAG_LIVE, FLAG_LOCAL_BY_STACK},
+    map,
 };
 use wharf_tests::frame;
 
@@ -178,74 +177,6 @@ fn kinds() -> Vec<Sent> {
         kinds.push(Sent::new(other, 47, (0, 0)));
     }
     kinds
-}
-
-type Paths<'a> = HashMap<&'a mut MapData, StackPathKey, StackPathRow>;
-
-fn paths(a: &mut Endpoint) -> Result<Paths<'_>> {
-    Ok(a.node.map_mut(map::STACK_PATHS).context(map::STACK_PATHS)?.try_into()?)
-}
-
-/// A flow of A while its setting changes from the stack to direct. False if a tick began meanwhile.
-fn follows_the_setting(a: &mut Endpoint, sent: Sent, began_direct: bool) -> Result<bool> {
-    let send = |a: &mut Endpoint, flags, action| {
-        a.configure(EndpointConfig { flags, ..A.config() })?;
-        let seen = a.run(FROM_CONTAINER, &sent.packet())?;
-        ensure!(seen.action == action, "{sent:?}: {seen:?}");
-        Ok(())
-    };
-    let tick = now()?;
-    if began_direct {
-        send(a, FLAG_LIVE, REDIRECT)?;
-    }
-    send(a, FLAG_LIVE | FLAG_LOCAL_BY_STACK, OK)?;
-    // The answer is on its way through the stack while A's setting changes.
-    a.configure(A.config())?;
-    let (action, _) = a.run_marked(TO_CONTAINER, &sent.back().packet(), 0, B.ifindex)?;
-    ensure!(action == OK, "{sent:?}: {action}");
-    if now()? != tick {
-        let keys: Vec<_> = paths(a)?.keys().collect::<Result<_, _>>()?;
-        keys.iter().try_for_each(|key| paths(a)?.remove(key).context("remove a path"))?;
-        return Ok(false);
-    }
-    send(a, FLAG_LIVE, REDIRECT)?;
-    ensure!(paths(a)?.keys().count() == 0, "{sent:?}");
-    // In a later tick no such packet is on its way: one from the stack is translated.
-    let (row_now, _) = row(a, &sent.key())?.context("a row")?;
-    let earlier =
-        FlowRow { seen: tick.wrapping_sub(2), flags: row_now.flags | FLOW_BY_SETTING | FLOW_RECENT, ..row_now };
-    table(a, map::FLOWS)?.insert(sent.key(), earlier, 0)?;
-    send(a, FLAG_LIVE, REDIRECT)?;
-    let (later, _) = row(a, &sent.key())?.context("a row")?;
-    ensure!(later.flags & FLOW_BY_SETTING == 0, "{later:?}");
-    Ok(true)
-}
-
-#[test]
-fn a_flow_that_took_the_stack_by_a_setting_goes_direct_when_the_setting_does() -> Result<()> {
-    let (mut a, _b) = pair()?;
-    let mut ports = 40_100..;
-    for other in [IpAddr::from(B.v4), B.v6.into()] {
-        for protocol in [TCP, UDP] {
-            for began_direct in [false, true] {
-                let followed = ports.by_ref().take(10).map(|port| Sent::new(other, protocol, (port, 443)));
-                let followed: Vec<Sent> = followed.collect();
-                let mut outcome = Ok(false);
-                for sent in followed {
-                    outcome = follows_the_setting(&mut a, sent, began_direct);
-                    if !matches!(outcome, Ok(false)) {
-                        break;
-                    }
-                }
-                ensure!(outcome?, "a tick began in each of ten runs");
-            }
-        }
-    }
-    // Without the setting, the stack has translated the packet.
-    let sent = Sent::new(B.v4.into(), UDP, (50_000, 443));
-    a.run_marked(TO_CONTAINER, &sent.back().packet(), 0, B.ifindex)?;
-    ensure!(paths(&mut a)?.keys().count() > 0 && a.run(FROM_CONTAINER, &sent.packet())?.action == OK);
-    Ok(())
 }
 
 #[test]

@@ -14,7 +14,7 @@ use aya::{
 use nix::time::{ClockId, clock_gettime};
 use wharf_common::{
     FlowKey, FlowRow, FlowTotals, FlowUse,
-    flow::{FLOW_BY_HIGH, FLOW_BY_SETTING, FLOW_BY_STACK, FLOW_PREFIX, FLOW_RECENT, FLOW_UPSTREAM, TICK_SHIFT},
+    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_PREFIX, FLOW_RECENT, FLOW_UPSTREAM, TICK_SHIFT},
     map::{self, FLOWS_KEPT_MAX, FLOWS_MAX, FLOWS_NEW_MAX},
 };
 use wharf_core::{
@@ -212,8 +212,7 @@ fn flow_of(key: &FlowKey, row: &FlowRow, now: u32, kept: bool) -> Flow {
         destination,
         protocol: key.protocol,
         state: row.state(),
-        by_stack: row.flags & FLOW_BY_STACK != 0
-            || row.flags & FLOW_BY_SETTING != 0 && row.low_epoch != 0 && row.high_epoch != 0,
+        by_stack: row.flags & FLOW_BY_STACK != 0,
         by_proxy: row.flags & FLOW_UPSTREAM != 0,
         kept,
         owner: EndpointId::try_from(row.owner).ok(),
