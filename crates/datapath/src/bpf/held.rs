@@ -217,7 +217,7 @@ impl Bpf {
         self.held().iter().find(|map| map.name == name).map(|own| own.max_entries)
     }
 
-    /// Looks at each pin only after a change of their directory: 22 pins cost a create 0.1 ms.
+    /// Looks at each pin only after a change of their directory: 22 pins would be 66 system calls of each create.
     pub(super) fn check_shared(&self) -> Result<()> {
         self.check_uncovered()?;
         let good = || self.good_pins.lock().unwrap_or_else(PoisonError::into_inner);

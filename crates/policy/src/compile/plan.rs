@@ -134,7 +134,7 @@ impl Plan {
         self.cells(self.clauses_of(matching).map(|(at, _)| at), &self.of_any)
     }
 
-    /// `beside`: clauses whose requests are added only to cells that already have requests.
+    /// `beside`: clauses that add their requests to a cell only if a clause of `places` has requests there.
     fn cells(&self, places: impl Iterator<Item = usize>, beside: &[usize]) -> BTreeMap<PortClass, Draft> {
         let mut cells: BTreeMap<PortClass, Draft> = BTreeMap::new();
         let mut with_requests: BTreeMap<PortClass, BTreeSet<usize>> = BTreeMap::new();

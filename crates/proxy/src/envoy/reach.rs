@@ -81,7 +81,7 @@ fn is_open(directory: &Path, user: User) -> bool {
     meta.is_dir() && meta.mode() & class(&meta, user) != 0
 }
 
-/// The execute bit of the mode that applies to the user, who has one group.
+/// The execute bit that decides for `user`: of owner, group or others. The user has no other groups.
 fn class(meta: &fs::Metadata, user: User) -> u32 {
     match (meta.uid() == user.uid, meta.gid() == user.gid) {
         (true, _) => 0o100,
