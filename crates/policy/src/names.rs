@@ -6,6 +6,8 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// Without the trailing dot, bytes (RFC 1035, section 2.3.4).
 pub const MAX_NAME: usize = 253;
+/// Maximum characters of a refused pattern in its error.
+const SHOWN: usize = 64;
 /// Bytes (RFC 1035, section 2.3.4).
 const MAX_LABEL: usize = 63;
 const EVERY_NAME: &str = "*";
@@ -160,7 +162,8 @@ impl<'de> Deserialize<'de> for NamePattern {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         let refused = |malformed: Malformed| {
-            de::Error::custom(format_args!("the name pattern {text:?} {malformed}; {}", malformed.remedy()))
+            let shown: String = text.chars().take(SHOWN).collect();
+            de::Error::custom(format_args!("the name pattern {shown:?} {malformed}; {}", malformed.remedy()))
         };
         Self::pattern(&text).map_err(refused)
     }
@@ -253,6 +256,9 @@ mod tests {
         assert_eq!(serde_json::from_str::<NamePattern>(&text).expect("a pattern"), pattern);
         let error = serde_json::from_str::<NamePattern>(r#""a..b""#).expect_err("an empty label").to_string();
         assert!(error.starts_with("the name pattern \"a..b\" has a label that is empty"), "{error}");
+        let long = serde_json::to_string(&"\u{7f}".repeat(100_000)).expect("text");
+        let error = serde_json::from_str::<NamePattern>(&long).expect_err("too long").to_string();
+        assert!(error.len() < 1_000, "{} bytes", error.len());
     }
 
     #[test]
