@@ -4,8 +4,8 @@
 //! Node programs find an endpoint's [`crate::profile`] by the id in the words, and return a [`Verdict`] to its
 //! `deliver`.
 //!
-//! Words 0 and 1 take a test packet's verdict. Only events, and [`call_established`] for packets from the stack, use
-//! them otherwise; neither handles test packets.
+//! Words 0 and 1 take a test packet's verdict. Only events and calls of `established` use them otherwise, not for test
+//! packets.
 
 use core::ptr;
 
@@ -115,6 +115,12 @@ impl Words {
         Mac::of([self.0[0], self.0[1]])
     }
 
+    /// Written by [`call_established`] for a packet from the container: [`crate::cache::Flow::generation`].
+    #[inline(always)]
+    pub fn generation(self) -> u32 {
+        self.0[0]
+    }
+
     /// Written by [`call_established`].
     #[inline(always)]
     pub fn asked(self) -> Asked {
@@ -175,7 +181,7 @@ pub fn call(ctx: &TcContext, program: NodeCall, ids: u32) {
 /// Continues in the node program that finds the flow of a packet already counted as forwarded. Words:
 /// [`Asked::numbers`], after the container's MAC if from the stack. Returns only if the program is missing.
 #[inline(always)]
-pub fn call_established(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) {
+pub fn call_established(ctx: &TcContext, direction: Direction, config: Config, peer: Peer, generation: u32) {
     let asked = Asked {
         own: config::endpoint_id(),
         own_epoch: config.epoch() as u32,
@@ -187,6 +193,8 @@ pub fn call_established(ctx: &TcContext, direction: Direction, config: Config, p
     if matches!(direction, Direction::Ingress) {
         put(ctx, 0, config::macs(0));
         put(ctx, 1, config::macs(1));
+    } else {
+        put(ctx, 0, generation);
     }
     put(ctx, 2, ids | RECORDED);
     put(ctx, 3, own_epoch);

@@ -1,28 +1,33 @@
 //! Entry of the endpoint programs.
 //!
-//! - Ordinary packets are judged here ([`shortcut`]), counted optimistically as forwarded, and continue in the node
-//!   program for their flow. A different verdict returns to `deliver`, which corrects the counters.
+//! - Ordinary packets are judged here ([`shortcut`]) and counted optimistically as forwarded. If the flow cache does not
+//!   know their flow, they continue in the node program that finds it. A different verdict returns to `deliver`, which
+//!   corrects the counters.
 //! - Other packets go through `deliver` to the node program that judges them, and back. Only `deliver` has the code for
 //!   that, because the verifier walks each program of each endpoint.
 //!
 //! Counters thus decrease only for a denied flow, and for a local packet whose flow takes the node's stack.
 
-use aya_ebpf::{bindings::TC_ACT_SHOT, programs::TcContext};
+use aya_ebpf::{
+    bindings::{TC_ACT_OK, TC_ACT_SHOT},
+    programs::TcContext,
+};
 use wharf_common::{Direction, DropReason, drop_reason::metrics_index, map::NodeCall};
 
 use crate::{
     config::{self, Config},
-    flow::Peer,
     handoff::{self, FROM_STACK, Verdict, Words},
-    metrics, profile, shortcut, test_packet, verdict,
+    metrics, profile,
+    shortcut::{self, Forwarded},
+    test_packet, verdict,
 };
 
 #[inline(always)]
 pub fn send(ctx: &TcContext) -> i32 {
     if let Some(config) = Config::load()
-        && let Some(peer) = shortcut::sent(ctx, config)
+        && let Some(forwarded) = shortcut::sent(ctx, config)
     {
-        return track(ctx, Direction::Egress, config, peer);
+        return go_on(ctx, Direction::Egress, config, forwarded);
     }
     handoff::deliver_unjudged(ctx, Direction::Egress, 0)
 }
@@ -30,25 +35,31 @@ pub fn send(ctx: &TcContext) -> i32 {
 #[inline(always)]
 pub fn receive(ctx: &TcContext) -> i32 {
     if let Some(config) = Config::load()
-        && shortcut::received(ctx, config)
+        && let Some(forwarded) = shortcut::received(ctx, config)
     {
-        return track(ctx, Direction::Ingress, config, Peer::STACK);
+        return go_on(ctx, Direction::Ingress, config, forwarded);
     }
     handoff::deliver_unjudged(ctx, Direction::Ingress, FROM_STACK)
 }
 
+/// Counts the packet, then sends it on if the cache knows its flow, else finds the flow.
 #[inline(always)]
-fn track(ctx: &TcContext, direction: Direction, config: Config, peer: Peer) -> i32 {
-    let forwarded = peer.forwarded();
-    let row = metrics_index(direction, forwarded);
-    // [`shortcut::received`] excludes test packets.
-    if matches!(direction, Direction::Egress) && test_packet::is_test(ctx) {
-        test_packet::report(ctx, row);
+fn go_on(ctx: &TcContext, direction: Direction, config: Config, forwarded: Forwarded) -> i32 {
+    let Forwarded { peer, is_known, generation } = forwarded;
+    let counted = peer.forwarded();
+    let row = metrics_index(direction, counted);
+    metrics::count(row, ctx.len());
+    let absent = if is_known {
+        if peer.endpoint_id == 0 {
+            return TC_ACT_OK;
+        }
+        handoff::deliver(ctx, peer.endpoint_id);
+        DropReason::NoTailCallTarget
     } else {
-        metrics::count(row, ctx.len());
-    }
-    handoff::call_established(ctx, direction, config, peer);
-    dropped(ctx, direction, DropReason::NoNodeProgram).after(forwarded).hand_over(ctx)
+        handoff::call_established(ctx, direction, config, peer, generation);
+        DropReason::NoNodeProgram
+    };
+    dropped(ctx, direction, absent).after(counted).hand_over(ctx)
 }
 
 /// Handles a packet from another endpoint, or an unjudged packet, in `deliver`. Error: a drop.

@@ -2,16 +2,19 @@
 //! all endpoints by tail call. A *global function* takes only the context (`__sk_buff`) and numbers: the verifier
 //! checks it once, not at every call.
 //!
-//! Modules use only modules further down: [`head`]; [`egress`], [`ingress`]; [`shortcut`]; [`verdict`]; [`event`],
-//! [`metrics`], [`test_packet`]; [`bandwidth`]; [`neighbour`], [`flow`]; [`handoff`]; [`turn`]; [`endpoints`];
-//! [`profile`], [`config`]; [`maps`]; [`parse`], [`atomic`], [`whole`].
+//! Modules use only modules further down: [`head`]; [`egress`], [`ingress`]; [`shortcut`]; [`cache`]; [`verdict`];
+//! [`event`], [`metrics`], [`test_packet`]; [`bandwidth`]; [`neighbour`], [`flow`]; [`handoff`]; [`turn`];
+//! [`endpoints`]; [`profile`], [`config`]; [`maps`]; [`parse`], [`atomic`], [`opaque`], [`whole`].
 #![no_std]
 // `core::sync::atomic` lacks `atomic_xadd`.
 #![feature(core_intrinsics)]
+// For `opaque`.
+#![feature(asm_experimental_arch)]
 #![allow(internal_features)]
 
 pub mod atomic;
 pub mod bandwidth;
+pub mod cache;
 pub mod config;
 pub mod egress;
 pub mod endpoints;
@@ -23,6 +26,7 @@ pub mod ingress;
 pub mod maps;
 pub mod metrics;
 pub mod neighbour;
+pub mod opaque;
 pub mod parse;
 pub mod profile;
 pub mod shortcut;

@@ -6,14 +6,14 @@ use aya_ebpf::{
     macros::btf_map,
 };
 use wharf_common::{
-    Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, Event, EventBudget,
-    FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey,
-    ProxyUse, SetsRow, SourcesRow, StackPathKey, StackPathRow,
+    Bucket, CachedFlow, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, Event,
+    EventBudget, FlowKey, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState,
+    PortKey, ProxyUse, SetsRow, SourcesRow, StackPathKey, StackPathRow,
     map::{
-        ADDRESS_GENERATIONS_MAX, BANDWIDTH_MAX, CALLS_MAX, CONFIG_ROW, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_USE_MAX,
-        FLOWS_MAX, FLOWS_NEW_MAX, FLOWS_RECENT_MAX, FRAGMENT_SLOTS_MAX, FRAGMENTS_MAX, IPCACHE_MAX, METRICS_MAX,
-        NODE_CALLS_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, PROXY_USE_MAX, SOURCES_MAX,
-        STACK_PATHS_MAX, STACK_USERS_MAX,
+        ADDRESS_GENERATIONS_MAX, BANDWIDTH_MAX, CALLS_MAX, CONFIG_ROW, ENDPOINTS_MAX, EVENTS_BYTES, FLOW_CACHE_MAX,
+        FLOW_USE_MAX, FLOWS_MAX, FLOWS_NEW_MAX, FLOWS_RECENT_MAX, FRAGMENT_SLOTS_MAX, FRAGMENTS_MAX, IPCACHE_MAX,
+        METRICS_MAX, NODE_CALLS_MAX, POLICY_CELLS_MAX, POLICY_PORTS_MAX, POLICY_SETS_MAX, PROFILES_MAX, PROXY_USE_MAX,
+        SOURCES_MAX, STACK_PATHS_MAX, STACK_USERS_MAX,
     },
 };
 
@@ -51,6 +51,9 @@ pub static FLOWS_RECENT: HashMap<u32, FlowKey, { FLOWS_RECENT_MAX as usize }, { 
 
 #[btf_map]
 pub static FLOWS_NEW: LruHashMap<FlowKey, FlowRow, { FLOWS_NEW_MAX as usize }> = LruHashMap::new();
+
+#[btf_map]
+pub static FLOW_CACHE: PerCpuArray<CachedFlow, { FLOW_CACHE_MAX as usize }> = PerCpuArray::new();
 
 #[btf_map]
 pub static FRAGMENT_SLOTS: HashMap<u32, FragmentSlot, { FRAGMENT_SLOTS_MAX as usize }, { BPF_F_NO_PREALLOC as usize }> =

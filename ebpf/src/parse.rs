@@ -268,6 +268,17 @@ impl<T> Framed<T> {
         }
     }
 
+    /// The first two of [`Framed::words`].
+    #[inline(always)]
+    pub fn set_destination_words(self, [first, second, ..]: [u32; 4]) {
+        let frame = self.ethernet.cast::<u8>();
+        // SAFETY: bounds checked. Volatile: as in `set_words`.
+        unsafe {
+            ptr::write_volatile(frame.cast::<u16>(), first as u16);
+            ptr::write_volatile(frame.add(2).cast::<u32>(), second);
+        }
+    }
+
     #[inline(always)]
     pub fn set_destination(self, destination: Mac) {
         // SAFETY: bounds checked.
@@ -310,6 +321,15 @@ pub fn read<T>(ctx: &TcContext, offset: usize) -> Option<T> {
         return Some(unsafe { ptr::read_unaligned(at as *const T) });
     }
     ctx.load(offset).ok()
+}
+
+/// [`read`] in the linear part.
+#[inline(always)]
+pub fn read_linear<T>(ctx: &TcContext, offset: usize) -> Option<T> {
+    let (start, end) = bounds(ctx);
+    let at = start + offset;
+    // SAFETY: bounds checked.
+    (at + size_of::<T>() <= end).then(|| unsafe { ptr::read_unaligned(at as *const T) })
 }
 
 /// Network byte order, as `__sk_buff.protocol`.
@@ -411,6 +431,12 @@ impl Framed<Ipv4> {
     pub fn total_bytes(self) -> u16 {
         // SAFETY: bounds checked.
         u16::from_be(unsafe { (*self.payload).total_bytes })
+    }
+
+    /// Without options; wraps for an invalid length.
+    #[inline(always)]
+    pub fn payload_bytes(self) -> u16 {
+        self.total_bytes().wrapping_sub(size_of::<Ipv4>() as u16)
     }
 
     /// Zero for version 4 without options or fragment.

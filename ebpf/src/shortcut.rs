@@ -4,18 +4,19 @@
 //! Differing bits are gathered in one number and compared once: the verifier follows both ways of each branch, for each
 //! endpoint.
 
-use core::hint::black_box;
-
 use aya_ebpf::programs::TcContext;
-use wharf_common::map::{
-    FLAG_CHAINED, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE,
+use wharf_common::{
+    Direction,
+    map::{FLAG_CHAINED, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE},
 };
 
 use crate::{
+    cache::{Flow, Transport},
     config::{self, Config},
-    endpoints::endpoint,
+    endpoints::{endpoint, generation, policy_generation},
     event,
     flow::Peer,
+    opaque::opaque,
     parse::{self, Framed, ICMPV6, Ipv4, Ipv6, Ipv6Address, TCP, UDP},
     test_packet,
 };
@@ -24,22 +25,39 @@ use crate::{
 const IPV4: u32 = parse::PROTOCOL_IPV4;
 const IPV6: u32 = parse::PROTOCOL_IPV6;
 
-/// Destination of a packet that is certainly forwarded.
+/// A packet that is certainly forwarded, as far as its flow allows it.
+pub struct Forwarded {
+    pub peer: Peer,
+    /// The flow cache allows it.
+    pub is_known: bool,
+    /// [`Flow::generation`].
+    pub generation: u32,
+}
+
 #[inline(always)]
-pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
-    if !applies(ctx, config, FLAG_CHAINED | FLAG_LOCAL_BY_STACK | FLAG_TRACE | FLAG_LIMIT_EGRESS) {
+pub fn sent(ctx: &TcContext, config: Config) -> Option<Forwarded> {
+    const BUT: u32 = FLAG_CHAINED | FLAG_LOCAL_BY_STACK | FLAG_TRACE | FLAG_LIMIT_EGRESS;
+    if test_packet::is_test(ctx) || !applies(ctx, config, BUT) {
         return None;
     }
     let packet: Framed<Ipv4> = Framed::at_start(ctx)?;
     let ethernet = ethernet_difference(packet, from_container());
-    let (different, own, destination, hops) = match packet.ethertype() {
+    let (different, own_bits, own, destination, hops, transport) = match packet.ethertype() {
         IPV4 => {
             let (source, own, destination) = (packet.source(), config.ipv4(), packet.destination());
             if parse::is_group4(destination) || parse::is_loopback4(destination) {
                 return None;
             }
             let different = u64::from(shape4(ctx, packet)? | (source ^ own));
-            (different, u64::from(own), Ipv6Address::mapped(destination), packet.ttl())
+            let (own_bits, own) = (u64::from(own), Ipv6Address::mapped(own));
+            (
+                different,
+                own_bits,
+                own,
+                Ipv6Address::mapped(destination),
+                packet.ttl(),
+                (packet.protocol(), packet.payload_bytes()),
+            )
         }
         IPV6 => {
             let packet: Framed<Ipv6> = Framed::at_start(ctx)?;
@@ -52,47 +70,84 @@ pub fn sent(ctx: &TcContext, config: Config) -> Option<Peer> {
                 return None;
             }
             let different = u64::from(shape6(ctx, packet)?) | packet.source().difference(own);
-            (different, own.bits(), destination, packet.hop_limit())
+            (
+                different,
+                own.bits(),
+                own,
+                destination,
+                packet.hop_limit(),
+                (packet.next_header(), packet.payload_bytes()),
+            )
         }
         _ => return None,
     };
-    if black_box(u64::from(ethernet) | different) != 0 || own == 0 || hops <= 1 {
+    if opaque(u64::from(ethernet) | different) != 0 || own_bits == 0 || hops <= 1 {
         return None;
     }
-    Some(match endpoint(destination) {
+    let flow = flow(ctx, Direction::Egress, config, [own, destination], transport)?;
+    let generation = flow.generation;
+    if let Some(endpoint_id) = flow.find(ctx) {
+        return Some(Forwarded { peer: Peer { endpoint_id, epoch: 0 }, is_known: true, generation });
+    }
+    let peer = match endpoint(destination) {
         Some(peer) => Peer { endpoint_id: peer.direct, epoch: peer.epoch as u32 },
         None => Peer::STACK,
-    })
+    };
+    Some(Forwarded { peer, is_known: false, generation })
 }
 
-/// True for a packet from the stack that is certainly for this container. Its Ethernet destination is set later.
+/// A packet from the stack that is certainly for this container. If the cache knows its flow, its Ethernet destination
+/// is set here, else with its flow.
 #[inline(always)]
-pub fn received(ctx: &TcContext, config: Config) -> bool {
-    try_receive(ctx, config).is_some()
-}
-
-#[inline(always)]
-fn try_receive(ctx: &TcContext, config: Config) -> Option<()> {
-    // Word 0 of `cb`, here the MAC, would be a test packet's verdict.
+pub fn received(ctx: &TcContext, config: Config) -> Option<Forwarded> {
     if test_packet::is_test(ctx) || !applies(ctx, config, FLAG_CHAINED | FLAG_TRACE | FLAG_LIMIT_INGRESS) {
         return None;
     }
     let packet: Framed<Ipv4> = Framed::at_start(ctx)?;
-    let (different, own) = match packet.ethertype() {
-        IPV4 => for_container4(ctx, config, packet)?,
+    let ((different, own_bits), own, source, transport) = match packet.ethertype() {
+        IPV4 => {
+            let (own, source) = (Ipv6Address::mapped(config.ipv4()), Ipv6Address::mapped(packet.source()));
+            (for_container4(ctx, config, packet)?, own, source, (packet.protocol(), packet.payload_bytes()))
+        }
         IPV6 => {
             let packet: Framed<Ipv6> = Framed::at_start(ctx)?;
             // Other headers can precede a fragment's.
             if !matches!(packet.next_header(), TCP | UDP | ICMPV6) {
                 return None;
             }
-            for_container6(ctx, config, packet)?
+            (
+                for_container6(ctx, config, packet)?,
+                config.ipv6(),
+                packet.source(),
+                (packet.next_header(), packet.payload_bytes()),
+            )
         }
         _ => return None,
     };
-    let ([_, _, first, last], [_, _, host_first, host_last]) = (packet.words(), to_container());
-    let different = different | u64::from((first ^ host_first) | (last ^ host_last));
-    (black_box(different) == 0 && own != 0).then_some(())
+    let (host, [_, _, first, last]) = (to_container(), packet.words());
+    let different = different | u64::from((first ^ host[2]) | (last ^ host[3]));
+    if opaque(different) != 0 || own_bits == 0 {
+        return None;
+    }
+    let flow = flow(ctx, Direction::Ingress, config, [own, source], transport)?;
+    let is_known = flow.find(ctx).is_some();
+    if is_known {
+        Framed::<()>::at_start(ctx)?.set_destination_words(host);
+    }
+    Some(Forwarded { peer: Peer::STACK, is_known, generation: flow.generation })
+}
+
+#[inline(always)]
+fn flow(
+    ctx: &TcContext,
+    direction: Direction,
+    config: Config,
+    [own, peer]: [Ipv6Address; 2],
+    (protocol, bytes): (u8, u16),
+) -> Option<Flow> {
+    let transport = Transport::of(ctx, protocol, bytes)?;
+    let generation = generation(own)?.wrapping_add(generation(peer)?).wrapping_add(policy_generation()?);
+    Some(Flow::new(direction, config.epoch() as u32, peer, transport, generation))
 }
 
 /// True if a packet from another endpoint enters: sets its Ethernet addresses and decrements its TTL.
@@ -110,7 +165,7 @@ fn try_deliver(ctx: &TcContext, config: Config) -> Option<()> {
     match packet.ethertype() {
         IPV4 => {
             let (different, own) = for_container4(ctx, config, packet)?;
-            if black_box(different) != 0 || own == 0 {
+            if opaque(different) != 0 || own == 0 {
                 return None;
             }
             packet.decrement_ttl();
@@ -118,7 +173,7 @@ fn try_deliver(ctx: &TcContext, config: Config) -> Option<()> {
         IPV6 => {
             let packet: Framed<Ipv6> = Framed::at_start(ctx)?;
             let (different, own) = for_container6(ctx, config, packet)?;
-            if black_box(different) != 0 || own == 0 {
+            if opaque(different) != 0 || own == 0 {
                 return None;
             }
             packet.decrement_hop_limit();
@@ -148,7 +203,7 @@ fn applies(ctx: &TcContext, config: Config, but: u32) -> bool {
     // SAFETY: the context.
     let tagged = unsafe { (*ctx.skb.skb).vlan_present };
     let flags = config.flags() & (but | FLAG_LIVE) ^ FLAG_LIVE;
-    black_box(flags | tagged) == 0 && !event::wants_log()
+    opaque(u64::from(flags | tagged)) == 0 && !event::wants_log()
 }
 
 /// To the gateway, as [`Framed::words`].

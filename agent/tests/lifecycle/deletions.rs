@@ -203,8 +203,7 @@ fn a_file_that_is_no_record_is_put_aside_and_the_others_are_served() {
         assert_eq!(findings.len(), 4, "{findings:?}");
         for finding in &findings {
             assert_eq!((finding.object.as_str(), finding.repairable), ("queue-file", false), "{finding:?}");
-            let command = if finding.subject.ends_with("directory") { "rm -r" } else { "rm" };
-            assert!(finding.remedy.contains(&format!("`{command} {}`", finding.subject)), "{finding:?}");
+            assert!(finding.remedy.contains(&format!("`rm -r {}`", finding.subject)), "{finding:?}");
         }
         std::fs::remove_dir_all(path.join("bad")).expect("removed");
         agent.assert_nothing_left().await;

@@ -58,7 +58,7 @@ impl FlowKey {
     derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
 )]
 pub struct FlowRow {
-    /// Last packet, ticks ([`TICK_SHIFT`]) since boot (CLOCK_MONOTONIC).
+    /// Last packet that was not in the cache, ticks ([`TICK_SHIFT`]) since boot (CLOCK_MONOTONIC).
     pub seen: u32,
     /// Low half of the low end's epoch; zero for no endpoint of this node.
     pub low_epoch: u32,
@@ -240,6 +240,51 @@ impl FlowRow {
     }
 }
 
+/// Value of [`crate::map::FLOW_CACHE`]: a flow that `established` passed, for packets of the next jiffies on this CPU.
+///
+/// Written only by the node's programs, read by the endpoint's.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(
+    feature = "user",
+    derive(zerocopy::FromBytes, zerocopy::IntoBytes, zerocopy::KnownLayout, zerocopy::Immutable)
+)]
+pub struct CachedFlow {
+    /// The end that is not the endpoint of the hook.
+    pub peer: EndpointKey,
+    /// As in the packet.
+    pub ports: u32,
+    /// IANA number; [`CACHED_INGRESS`] in packets from the stack.
+    pub kind: u32,
+    /// Low half of the epoch of the hook's endpoint.
+    pub own_epoch: u32,
+    /// [`crate::PolicyState::generation`] and both ends' [`crate::map::ADDRESS_GENERATIONS`], before the decision.
+    pub generation: u32,
+    /// Jiffies of the decision, in units of 2^[`CACHE_SHIFT`].
+    pub window: u32,
+    /// Tick of the decision: a later new path of the endpoint ([`crate::map::STACK_USERS`]) ends the entry.
+    pub tick: u32,
+    /// Slot of [`crate::map::CALLS`], zero for the stack or the container.
+    pub receiver: u32,
+    /// Odd while a program writes: since Linux 6.18, programs of a PREEMPT_RT kernel can interleave on a CPU.
+    pub sequence: u32,
+}
+
+/// Flag in [`CachedFlow::kind`].
+pub const CACHED_INGRESS: u32 = 1 << 8;
+
+/// 64 jiffies, 64 to 640 ms: after that, a packet looks at the flow's row again.
+pub const CACHE_SHIFT: u32 = 6;
+
+/// Row of [`crate::map::FLOW_CACHE`]: a multiplicative hash of the peer's last word ([`EndpointKey::last_word`]) and
+/// fields of [`CachedFlow`].
+#[inline(always)]
+#[must_use]
+pub const fn cache_place(peer: u32, ports: u32, kind: u32, own_epoch: u32) -> u32 {
+    let mixed = (ports ^ kind).wrapping_mul(0x9e37_79b1) ^ peer ^ own_epoch;
+    mixed.wrapping_mul(0x85eb_ca6b) >> (32 - crate::map::FLOW_CACHE_MAX.trailing_zeros())
+}
+
 /// Key of [`crate::map::FRAGMENTS`]: a packet (RFC 791, RFC 8200) at one hook.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -373,12 +418,13 @@ pub struct FlowTotals {
 }
 
 #[cfg(feature = "user")]
-crate::pod!(FlowKey, FlowRow, FragmentKey, FragmentRow, FragmentSlot, FlowUse, ProxyUse, FlowTotals);
+crate::pod!(FlowKey, FlowRow, CachedFlow, FragmentKey, FragmentRow, FragmentSlot, FlowUse, ProxyUse, FlowTotals);
 
 const _: () = {
     use core::mem::size_of;
     assert!(size_of::<FlowKey>() == 40);
     assert!(size_of::<FlowRow>() == 24);
+    assert!(size_of::<CachedFlow>() == 48);
     assert!(size_of::<FragmentKey>() == 40);
     assert!(size_of::<FragmentRow>() == 16);
     assert!(size_of::<FragmentSlot>() == 56);

@@ -17,7 +17,9 @@ pub mod test_packet;
 
 pub use drop_reason::{Direction, DropReason};
 pub use event::{Event, EventKind};
-pub use flow::{FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, ProxyUse};
+pub use flow::{
+    CachedFlow, FlowKey, FlowRow, FlowState, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, ProxyUse,
+};
 pub use map::{
     Bucket, Counter, EndpointConfig, EndpointConsts, EndpointKey, EndpointProfile, EndpointRow, EventBudget,
     SourcePrefix, SourcesRow, StackPathKey, StackPathRow,
@@ -35,12 +37,13 @@ pub use test_packet::TestReport;
 /// | 4 | [`map::PROXY_USE`] |
 /// | 5 | [`map::SOURCES`], [`map::FLAG_SOURCES`], [`flow::FLOW_PREFIX`] |
 /// | 6 | [`map::ADDRESS_GENERATIONS`]; [`map::IPCACHE`] has four times the rows |
+/// | 7 | [`map::FLOW_CACHE`]; endpoint programs read [`map::STACK_USERS`] and the generations of policy |
 ///
 /// The feature `next-abi` builds the next version for upgrade tests, with another layout of [`map::CONFIG`]. User space
 /// reads the version from `abi`.
 pub const ABI_VERSION: u32 = if cfg!(feature = "next-abi") { CURRENT_VERSION + 1 } else { CURRENT_VERSION };
 
-const CURRENT_VERSION: u32 = 6;
+const CURRENT_VERSION: u32 = 7;
 
 /// Ids start at 1; 0 means "none".
 pub const MAX_ENDPOINT_ID: u32 = 16_383;

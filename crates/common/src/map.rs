@@ -28,6 +28,8 @@ pub const FLOWS: &str = "FLOWS";
 pub const FLOWS_RECENT: &str = "FLOWS_RECENT";
 /// LRU hash, as [`FLOWS`]: older one-way flows of all endpoints.
 pub const FLOWS_NEW: &str = "FLOWS_NEW";
+/// Per-CPU array of [`crate::CachedFlow`] by hash: what packets of busy flows need instead of two lookups in hashes.
+pub const FLOW_CACHE: &str = "FLOW_CACHE";
 /// Hash, endpoint id and place to [`crate::FragmentSlot`]: no endpoint takes another's places.
 pub const FRAGMENT_SLOTS: &str = "FRAGMENT_SLOTS";
 /// LRU hash, [`crate::FragmentKey`] to [`crate::FragmentRow`]: displaced packets.
@@ -49,8 +51,8 @@ pub const POLICY_CELLS: &str = "POLICY_CELLS";
 pub const POLICY_SETS: &str = "POLICY_SETS";
 /// One [`crate::PolicyState`]: one load per packet.
 pub const POLICY_STATE: &str = "POLICY_STATE";
-/// Array of `u32` by [`EndpointKey::generation_slot`]: changes of whole addresses in [`IPCACHE`]. Only flows of the
-/// changed slot are judged again.
+/// Array of `u32` by [`EndpointKey::generation_slot`]: changes of rows of [`ENDPOINTS`], and of whole addresses in
+/// [`IPCACHE`]. Only flows of the changed slot are judged again.
 pub const ADDRESS_GENERATIONS: &str = "ADDRESS_GENERATIONS";
 /// One [`EndpointConfig`]: data that changes without a new program.
 pub const CONFIG: &str = "CONFIG";
@@ -85,6 +87,8 @@ pub const FLOWS_KEPT_MAX: u32 = FLOWS_MAX - FLOWS_RECENT_MAX;
 pub const FLOWS_QUOTA: u32 = FLOWS_KEPT_MAX / 4;
 /// 16 MiB.
 pub const FLOWS_NEW_MAX: u32 = 131_072;
+/// A power of two; 48 KiB for each possible CPU.
+pub const FLOW_CACHE_MAX: u32 = 1_024;
 /// New rows per endpoint and tick: filling [`FLOWS_NEW`] takes four ticks.
 pub const FLOWS_PER_TICK: u32 = FLOWS_NEW_MAX / 4;
 /// Places per endpoint, half per direction; a power of two.

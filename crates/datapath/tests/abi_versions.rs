@@ -167,6 +167,7 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
                 "FLOWS",
                 "FLOWS_NEW",
                 "FLOWS_RECENT",
+                "FLOW_CACHE",
                 "FLOW_TOTALS",
                 "FLOW_USE",
                 "FRAGMENTS",

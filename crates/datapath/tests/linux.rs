@@ -724,7 +724,7 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
 }
 
 /// The shared maps.
-const SHARED: [&str; 22] = [
+const SHARED: [&str; 23] = [
     "ENDPOINTS",
     "CALLS",
     "NODE_CALLS",
@@ -736,6 +736,7 @@ const SHARED: [&str; 22] = [
     "FLOWS",
     "FLOWS_RECENT",
     "FLOWS_NEW",
+    "FLOW_CACHE",
     "FRAGMENT_SLOTS",
     "FRAGMENTS",
     "FLOW_USE",

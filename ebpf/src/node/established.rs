@@ -26,16 +26,16 @@ use wharf_common::{
     Direction, DropReason,
     flow::{
         FLOW_BY_STACK, FLOW_FIN, FLOW_FIN_REPLY, FLOW_OF_PROXY, FLOW_PREFIX, FLOW_RECENT, FLOW_REPLIED, FLOW_RESET,
-        SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP,
+        TCP, UDP,
     },
     policy::BY_SERVICE,
 };
 use wharf_ebpf::{
+    cache::{Flow, Transport},
     flow::Asked,
     handoff::{self, Verdict, Words},
     maps::FLOWS,
-    parse::{self, ETHERNET_BYTES, Framed, HEADERS_BYTES, Ipv4, Ipv6, PROTOCOL_IPV4, read},
-    test_packet,
+    parse::{self, Framed, Ipv4, Ipv6, PROTOCOL_IPV4},
 };
 
 use crate::{
@@ -46,18 +46,13 @@ use crate::{
 
 /// Flags of rows for `judge`; [`FLOW_REPLIED`] must be set.
 const OTHERS: u16 = FLOW_FIN | FLOW_FIN_REPLY | FLOW_RESET | FLOW_RECENT | FLOW_PREFIX | FLOW_OF_PROXY;
-const ENDS_OR_BEGINS: u16 = (SIGNAL_FIN | SIGNAL_SYN | SIGNAL_RST) as u16;
-/// Data offset and flags (RFC 9293, 3.1).
-const TCP_FLAGS: usize = 12;
-const TCP_BYTES: u16 = 20;
-const UDP_BYTES: u16 = 8;
 
 #[inline(always)]
 pub fn run(ctx: &TcContext) -> i32 {
     let words = Words::of(ctx);
     let asked = words.asked();
     let verdict = |reason| Verdict::new(ctx, asked.own, asked.direction, reason, TC_ACT_SHOT);
-    let way = way(ctx, &asked);
+    let way = way(ctx, &asked, words.generation());
     if way != NONE {
         if asked.direction as u32 == Direction::Ingress as u32 {
             if let Ok(frame) = parse::ethernet(ctx) {
@@ -85,20 +80,21 @@ const OTHER: u32 = 2;
 
 /// [`NONE`] leaves the packet to `judge`; [`STACK`] for a flow between endpoints that takes the node's stack.
 #[inline(always)]
-fn way(ctx: &TcContext, asked: &Asked) -> u32 {
+fn way(ctx: &TcContext, asked: &Asked, before: u32) -> u32 {
     // Before the rules, as in `judge`.
     let generation = policy::state().generation;
     let receives = asked.direction as u32 == Direction::Ingress as u32;
     let (is_between, now) = (!receives && asked.peer.endpoint_id != 0, now());
-    if test_packet::is_test(ctx)
-        || redirect::has_mark_of_proxy(ctx)
-        || is_between && stack_path::has_new_path(asked.own, asked.own_epoch, now)
-    {
+    if redirect::has_mark_of_proxy(ctx) || is_between && stack_path::has_new_path(asked.own, asked.own_epoch, now) {
         return NONE;
     }
-    let Some((ports, protocol)) = ports(ctx) else { return NONE };
-    let Some(packet) = Packet::with(ctx, ports, protocol) else { return NONE };
+    let Some(transport) = transport(ctx) else { return NONE };
+    if transport.oddities != 0 || !matches!(transport.protocol, TCP | UDP) {
+        return NONE;
+    }
+    let Some(packet) = Packet::with(ctx, transport.ports, transport.protocol) else { return NONE };
     let (key, by_high) = packet.key();
+    let both = generation.wrapping_add(key.generation());
     // SAFETY: a row's memory outlives this run; fields are read separately.
     let Some(row) = (unsafe { FLOWS.get_ptr_mut(key.as_shared()).map(|row| &*row) }) else { return NONE };
     let flags = row.flags;
@@ -106,39 +102,34 @@ fn way(ctx: &TcContext, asked: &Asked) -> u32 {
     if black_box(differs) != 0 {
         return NONE;
     }
-    let judged = if generation == 0 { 0 } else { generation.wrapping_add(key.generation()) };
+    let judged = if generation == 0 { 0 } else { both };
     let differs = (row.seen ^ now) | (row.generation ^ judged);
     if black_box(differs) != 0 || !Ends::of(asked, by_high).match_row(row) {
         return NONE;
     }
     let by_stack = flags & FLOW_BY_STACK != 0;
     let sender = if by_high { row.high_epoch } else { row.low_epoch };
-    match () {
-        () if receives && !by_stack && sender != 0 => NONE,
-        () if is_between && by_stack => STACK,
-        () => OTHER,
+    if receives && !by_stack && sender != 0 {
+        return NONE;
     }
+    let (peer, before, receiver) = match () {
+        () if receives => (packet.source, both, 0),
+        () if by_stack => (packet.destination, before, 0),
+        () => (packet.destination, before, asked.peer.endpoint_id),
+    };
+    Flow::new(asked.direction, asked.own_epoch, peer, transport, before).keep(now, receiver);
+    if is_between && by_stack { STACK } else { OTHER }
 }
 
-/// [`Packet::ports`] and protocol of a packet that neither begins nor ends its flow.
 #[inline(always)]
-fn ports(ctx: &TcContext) -> Option<(u32, u8)> {
+fn transport(ctx: &TcContext) -> Option<Transport> {
     // SAFETY: the context.
     let is_ipv4 = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).protocol) } == PROTOCOL_IPV4;
-    let (protocol, bytes, at) = if is_ipv4 {
+    if is_ipv4 {
         let packet: Framed<Ipv4> = Framed::at_start(ctx)?;
-        (packet.protocol(), packet.total_bytes().wrapping_sub(size_of::<Ipv4>() as u16), ETHERNET_BYTES + 20)
+        Transport::of(ctx, packet.protocol(), packet.payload_bytes())
     } else {
         let packet: Framed<Ipv6> = Framed::at_start(ctx)?;
-        (packet.next_header(), packet.payload_bytes(), HEADERS_BYTES)
-    };
-    let ports = read::<u32>(ctx, at)?;
-    match protocol {
-        TCP if bytes >= TCP_BYTES => {
-            let flags = u16::from_be(read::<u16>(ctx, at + TCP_FLAGS)?);
-            (flags & ENDS_OR_BEGINS == 0).then_some((ports, TCP))
-        }
-        UDP if bytes >= UDP_BYTES => Some((ports, UDP)),
-        _ => None,
+        Transport::of(ctx, packet.next_header(), packet.payload_bytes())
     }
 }

@@ -6,10 +6,9 @@ use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{
     FlowKey,
     flow::{ICMP, ICMPV6, SCTP, SIGNAL_FIN, SIGNAL_RST, SIGNAL_SYN, TCP, UDP, UNKNOWN_TRANSPORT},
-    map::ADDRESS_GENERATIONS_MAX,
 };
 use wharf_ebpf::{
-    maps::ADDRESS_GENERATIONS,
+    endpoints::generation,
     parse::{ETHERNET_BYTES, Ipv4, Ipv6, Ipv6Address, PROTOCOL_IPV4, PROTOCOL_IPV6, read},
 };
 
@@ -405,11 +404,7 @@ impl Key {
     /// Sum of both ends' `ADDRESS_GENERATIONS`.
     #[inline(always)]
     pub fn generation(&self) -> u32 {
-        let of = |end: Ipv6Address| {
-            let slot = ((end.words()[1] >> 32) as u32).swap_bytes() & (ADDRESS_GENERATIONS_MAX - 1);
-            ADDRESS_GENERATIONS.get(slot).copied().unwrap_or(0)
-        };
-        of(self.low).wrapping_add(of(self.high))
+        generation(self.low).unwrap_or(0).wrapping_add(generation(self.high).unwrap_or(0))
     }
 
     /// Switches between a client's flow and the proxy's in its name.

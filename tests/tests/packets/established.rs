@@ -1,11 +1,16 @@
-//! Packets of established flows: `established` passes what `judge` would pass, and leaves the rest to it.
+//! Packets of established flows: `established` and the flow cache pass what `judge` would pass, and leave the rest to
+//! it.
 
 use anyhow::{Context, Result, bail, ensure};
-use aya::maps::{Array, MapData};
+use aya::maps::{Array, MapData, PerCpuArray, PerCpuValues};
+use nix::{
+    sched::{CpuSet, sched_getcpu, sched_setaffinity},
+    unistd::Pid,
+};
 use wharf_common::{
-    DropReason, FlowRow, PolicyState,
-    flow::{FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_REPLIED, TCP, UDP},
-    map::{self, NodeCall},
+    CachedFlow, DropReason, EndpointConfig, FlowRow, PolicyState,
+    flow::{CACHED_INGRESS, FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_REPLIED, TCP, UDP, cache_place},
+    map::{self, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, NodeCall},
     policy::{BY_SERVICE, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, UNDECIDED},
 };
 
@@ -65,6 +70,27 @@ fn set_generation(a: &mut Endpoint, generation: u32) -> Result<()> {
     state.set(0, PolicyState { generation, flags: 0 }, 0).context("set POLICY_STATE")
 }
 
+/// Changes the entries of a flow of A's in the cache, of each processor; returns those before.
+fn change_entries(a: &mut Endpoint, sent: Sent, change: impl Fn(&mut CachedFlow)) -> Result<Vec<CachedFlow>> {
+    let key = sent.key();
+    let ingress = if sent.by_a { 0 } else { CACHED_INGRESS };
+    let other = if sent.a_is_high() { key.low } else { key.high };
+    let ports = if sent.by_a { sent.ports } else { (sent.ports.1, sent.ports.0) };
+    let ports = u32::from(ports.0.to_be()) | u32::from(ports.1.to_be()) << 16;
+    let place = cache_place(other.last_word(), ports, u32::from(sent.protocol) | ingress, u32::try_from(A.epoch)?);
+    let mut cache: PerCpuArray<&mut MapData, CachedFlow> =
+        a.node.map_mut(map::FLOW_CACHE).context("cache")?.try_into()?;
+    let before: Vec<CachedFlow> = cache.get(&place, 0).context("read FLOW_CACHE")?.iter().copied().collect();
+    let mut after = before.clone();
+    after.iter_mut().for_each(change);
+    cache.set(place, PerCpuValues::try_from(after)?, 0).context("set FLOW_CACHE")?;
+    Ok(before)
+}
+
+fn forget(a: &mut Endpoint, sent: Sent) -> Result<()> {
+    change_entries(a, sent, |entry| *entry = CachedFlow::default()).map(drop)
+}
+
 /// What becomes of a packet: the hook's answer, what A counts, and the flow's row, seen this many ticks ago.
 type Seen = (Outcome, Vec<Change>, Option<(FlowRow, bool)>);
 
@@ -83,6 +109,7 @@ fn seen_with(
     mark: u32,
 ) -> Result<Option<Seen>> {
     a.set_node_call(NodeCall::Established, by.program())?;
+    forget(a, sent)?;
     for name in [map::FLOWS, map::FLOWS_NEW] {
         let keys: Vec<_> = table(a, name)?.keys().collect::<Result<_, _>>()?;
         keys.iter().try_for_each(|key| table(a, name)?.remove(key).context("remove a row"))?;
@@ -132,6 +159,177 @@ fn with_any_bit_of_the_headers_changed_a_packet_of_an_established_flow_is_treate
         }
     }
     ensure!(passed > 1_000 && dropped > 1_000, "{passed} passed, {dropped} dropped");
+    Ok(())
+}
+
+/// Keeps this thread where it is: each processor has a cache.
+fn stay_on_this_processor() -> Result<()> {
+    let mut processors = CpuSet::new();
+    processors.set(sched_getcpu().context("sched_getcpu")?)?;
+    sched_setaffinity(Pid::from_raw(0), &processors).context("sched_setaffinity")
+}
+
+/// As [`seen`], with the flow in the cache.
+fn seen_by_cache(a: &mut Endpoint, sent: Sent, changed: &[u8], put: FlowRow) -> Result<Option<Seen>> {
+    let tick = now()?;
+    let Some(_) = seen(a, NodeCall::Established, sent, &packet(sent), put)? else { return Ok(None) };
+    let before = a.counters()?;
+    let outcome = a.run(program(sent), changed)?;
+    let changes = a.counters()?.since(&before)?;
+    let changes = changes.into_iter().filter(|(_, reason, ..)| DropReason::is_verdict(*reason)).collect();
+    let after = row(a, &sent.key())?.map(|(row, kept)| (FlowRow { seen: tick.wrapping_sub(row.seen), ..row }, kept));
+    Ok((now()? == tick).then_some((outcome, changes, after)))
+}
+
+#[test]
+fn with_any_bit_of_the_headers_changed_the_cache_passes_no_more_than_judge() -> Result<()> {
+    stay_on_this_processor()?;
+    let (mut a, _b) = pair()?;
+    for sent in kinds() {
+        let packet = packet(sent);
+        for bit in 0..HEADERS.min(packet.len()) * 8 {
+            let mut changed = packet.clone();
+            *changed.get_mut(bit / 8).context("a longer packet")? ^= 1 << (bit % 8);
+            let same = (0..10).find_map(|_| {
+                let expected = seen(&mut a, NodeCall::Judge, sent, &changed, established(sent));
+                match (expected, seen_by_cache(&mut a, sent, &changed, established(sent))) {
+                    (Ok(Some(expected)), Ok(Some(is))) if is == expected => Some(Ok(())),
+                    (Ok(Some(expected)), Ok(Some(is))) => {
+                        Some(Err(anyhow::anyhow!("{is:02x?}, by `judge` {expected:02x?}")))
+                    }
+                    (Err(e), _) | (_, Err(e)) => Some(Err(e)),
+                    _ => None,
+                }
+            });
+            same.context("a tick began in each of ten runs")?.with_context(|| format!("bit {bit}, {sent:?}"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether the cache ever passes packet `by` with this mark, after a change. Without `judge`, only a flow with a row or
+/// an entry passes.
+fn passes_by_cache(
+    a: &mut Endpoint,
+    sent: Sent,
+    by: Sent,
+    mark: u32,
+    change: impl Fn(&mut Endpoint) -> Result<()>,
+) -> Result<bool> {
+    // An entry can end in one run.
+    for _ in 0..5 {
+        forget(a, sent)?;
+        table(a, map::FLOWS)?.insert(sent.key(), FlowRow { seen: now()?, ..established(sent) }, 0)?;
+        a.run(program(sent), &packet(sent))?;
+        table(a, map::FLOWS)?.remove(&sent.key())?;
+        change(a)?;
+        let (action, _) = a.run_marked(program(by), &packet(by), mark, 0)?;
+        a.configure(A.config())?;
+        set_generation(a, 0)?;
+        set_user(a, 0)?;
+        if action != SHOT {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A path of A's was recorded in this tick; zero for none.
+fn set_user(a: &mut Endpoint, tick: u32) -> Result<()> {
+    let mut users: Array<&mut MapData, u64> = a.node.map_mut(map::STACK_USERS).context("users")?.try_into()?;
+    let user = if tick == 0 { 0 } else { A.epoch | u64::from(tick) << 32 };
+    users.set(A.id, user, 0).context("set STACK_USERS")
+}
+
+#[test]
+fn the_cache_passes_packets_until_anything_changes() -> Result<()> {
+    fn in_entry(sent: Sent, change: impl Fn(&mut CachedFlow)) -> impl Fn(&mut Endpoint) -> Result<()> {
+        move |a| change_entries(a, sent, &change).map(drop)
+    }
+    fn with_config(change: impl Fn(&mut EndpointConfig)) -> impl Fn(&mut Endpoint) -> Result<()> {
+        move |a| {
+            let mut config = A.config();
+            change(&mut config);
+            a.configure(config)
+        }
+    }
+    fn increase(address: wharf_common::EndpointKey) -> impl Fn(&mut Endpoint) -> Result<()> {
+        move |a| {
+            let mut rows: Array<&mut MapData, u32> =
+                a.node.map_mut(map::ADDRESS_GENERATIONS).context("generations")?.try_into()?;
+            let slot = address.generation_slot();
+            let before = rows.get(&slot, 0)?;
+            rows.set(slot, before + 1, 0).context("set ADDRESS_GENERATIONS")
+        }
+    }
+    stay_on_this_processor()?;
+    let (mut a, _b) = pair()?;
+    a.clear_node_call(NodeCall::Judge)?;
+    for sent in kinds() {
+        let key = sent.key();
+        let passes = |a: &mut Endpoint, by: Sent, mark: u32, change: &dyn Fn(&mut Endpoint) -> Result<()>| {
+            passes_by_cache(a, sent, by, mark, change).with_context(|| format!("{sent:?}"))
+        };
+        ensure!(passes(&mut a, sent, 0, &|_| Ok(()))?, "{sent:?} is not in the cache");
+        ensure!(passes(&mut a, sent, 1 << 20, &|_| Ok(()))?, "{sent:?}, a mark of others");
+        for mark in [MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS] {
+            ensure!(!passes(&mut a, sent, mark, &|_| Ok(()))?, "{sent:?}, mark {mark:x}");
+        }
+        if sent.protocol == TCP {
+            for flags in [FIN | ACK, SYN, SYN | ACK, RST] {
+                ensure!(!passes(&mut a, sent.with(flags), 0, &|_| Ok(()))?, "{sent:?}, flags {flags:x}");
+            }
+        }
+        type Changed = Box<dyn Fn(&mut Endpoint) -> Result<()>>;
+        let changes: [(&str, Changed); 13] = [
+            ("rules", Box::new(|a| set_generation(a, GENERATION))),
+            ("rows about one end", Box::new(increase(key.low))),
+            ("rows about the other end", Box::new(increase(key.high))),
+            ("the endpoint", Box::new(with_config(|config| config.epoch += 1))),
+            ("the setting for tracing", Box::new(with_config(|config| config.flags = FLAG_LIVE | FLAG_TRACE))),
+            ("half an entry", Box::new(in_entry(sent, |entry| entry.sequence |= 1))),
+            ("time", Box::new(in_entry(sent, |entry| entry.window = entry.window.wrapping_sub(1)))),
+            ("ports", Box::new(in_entry(sent, |entry| entry.ports ^= 1))),
+            ("protocol", Box::new(in_entry(sent, |entry| entry.kind ^= 1))),
+            ("direction", Box::new(in_entry(sent, |entry| entry.kind ^= CACHED_INGRESS))),
+            ("peer", Box::new(in_entry(sent, |entry| entry.peer.addr[3] ^= 1))),
+            ("the low half of the peer", Box::new(in_entry(sent, |entry| entry.peer.addr[9] ^= 1))),
+            (
+                "the limit of its bandwidth",
+                Box::new(with_config(|config| config.flags = FLAG_LIVE | FLAG_LIMIT_EGRESS | FLAG_LIMIT_INGRESS)),
+            ),
+        ];
+        for (what, change) in changes {
+            let passed = passes(&mut a, sent, 0, &change)?;
+            ensure!(!passed, "{sent:?} passes after a change of {what}");
+        }
+        let by_stack = with_config(|config| config.flags = FLAG_LIVE | FLAG_LOCAL_BY_STACK);
+        let passed = passes(&mut a, sent, 0, &by_stack)?;
+        ensure!(passed != sent.by_a, "{sent:?}, local packets by the stack: passes {passed}");
+        // A new path of the endpoint's.
+        for ago in [0, 1, 1_000] {
+            let passed = passes(&mut a, sent, 0, &|a| set_user(a, now()?.wrapping_sub(ago)))?;
+            ensure!(passed == (!sent.by_a || ago > 0), "{sent:?}, a path of {ago} ticks ago: passes {passed}");
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn what_takes_the_stack_between_endpoints_is_cached_as_such() -> Result<()> {
+    stay_on_this_processor()?;
+    let (mut a, _b) = pair()?;
+    for sent in kinds().into_iter().filter(is_direct) {
+        let row = FlowRow { flags: established(sent).flags | FLOW_BY_STACK, ..established(sent) };
+        let same = (0..10).find_map(|_| {
+            let expected = seen(&mut a, NodeCall::Judge, sent, &packet(sent), row).transpose()?;
+            let is = seen_by_cache(&mut a, sent, &packet(sent), row).transpose()?;
+            Some(expected.and_then(|expected| Ok((expected, is?))))
+        });
+        let (expected, is) = same.context("a tick began in each of ten runs")??;
+        ensure!(is == expected, "{sent:?}: {is:02x?}, by `judge` {expected:02x?}");
+        ensure!(is.1.iter().all(|(_, reason, ..)| *reason == DropReason::ForwardedStack), "{is:?}");
+    }
     Ok(())
 }
 
@@ -188,10 +386,7 @@ fn marks_of_the_proxy_and_noted_paths_are_left_to_judge() -> Result<()> {
     for sent in kinds().into_iter().filter(|sent| sent.by_a) {
         for ago in [0, 1, 2, 1_000] {
             let of = |a: &mut Endpoint| {
-                let noted = u64::from(now()?.wrapping_sub(ago));
-                let mut users: Array<&mut MapData, u64> =
-                    a.node.map_mut(map::STACK_USERS).context("users")?.try_into()?;
-                users.set(A.id, A.epoch | noted << 32, 0).context("set STACK_USERS")?;
+                set_user(a, now()?.wrapping_sub(ago))?;
                 seen(a, NodeCall::Established, sent, &packet(sent), established(sent))
             };
             let seen = (0..10).find_map(|_| of(&mut a).transpose());

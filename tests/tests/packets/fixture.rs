@@ -154,12 +154,25 @@ pub(crate) fn object(name: &str) -> Result<Vec<u8>> {
     std::fs::read(&path).with_context(|| format!("read {}; `cargo xtask build` makes it", path.display()))
 }
 
+/// Maps of the node that endpoint programs use too.
+const OF_BOTH_OBJECTS: [&str; 9] = [
+    map::ENDPOINTS,
+    map::CALLS,
+    map::NODE_CALLS,
+    map::PROFILES,
+    map::EVENTS,
+    map::STACK_USERS,
+    map::FLOW_CACHE,
+    map::POLICY_STATE,
+    map::ADDRESS_GENERATIONS,
+];
+
 /// Loads the node's programs over the maps of an object of an endpoint's, and puts them into their slots.
 pub(crate) fn load_node(ebpf: &mut Ebpf) -> Result<Ebpf> {
     let pins = scratch::fresh_dir("packets")?.join("bpf");
     scratch::mount_bpffs(&pins)?;
     let mut loader = EbpfLoader::new();
-    for name in [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS] {
+    for name in OF_BOTH_OBJECTS {
         ebpf.map(name).context(name)?.pin(pins.join(name)).with_context(|| format!("pin {name}"))?;
         loader.map_pin_path(name, pins.join(name));
     }
@@ -380,7 +393,7 @@ pub(crate) fn run_with(program: &SchedClassifier, packet: &[u8], context: &[u8],
 
 /// Index of an interface that packets of test runs are on. The first call of a thread makes it, in a network namespace
 /// of its own, which the thread then stays in.
-fn link() -> Result<u32> {
+pub(crate) fn link() -> Result<u32> {
     thread_local!(static LINK: OnceCell<u32> = const { OnceCell::new() });
     LINK.with(|link| {
         if let Some(ifindex) = link.get() {

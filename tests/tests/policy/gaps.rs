@@ -208,7 +208,7 @@ fn nothing_enters_while_the_agent_is_upgraded_and_downgraded() -> Result<()> {
 }
 
 /// Pools so small that addresses come round.
-const POOLS: [&str; 3] = ["--ip-rest-ms=0", "--ipv4-pool=10.88.0.0/28", "--ipv6-pool=fd00:88::/124"];
+pub(crate) const POOLS: [&str; 3] = ["--ip-rest-ms=0", "--ipv4-pool=10.88.0.0/28", "--ipv6-pool=fd00:88::/124"];
 
 #[test]
 fn an_endpoint_is_policed_from_its_first_packet() -> Result<()> {

@@ -1,5 +1,6 @@
 //! Network policy, as an operator writes it and packets meet it.
 
+mod busy;
 mod change;
 mod facts;
 mod flood;

@@ -1,7 +1,7 @@
 //! The flow tables: collection, list and removal.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
@@ -142,17 +142,23 @@ impl Bpf {
             keys.push((table, key));
             Ok(())
         })?;
-        let mut removed = 0;
-        for (table, key) in keys {
+        let (mut removed, mut slots) = (0, BTreeSet::new());
+        let done = keys.into_iter().try_for_each(|(table, key)| {
             let mut rows = self.flow_rows(table)?;
             match rows.remove(&key) {
-                Ok(()) => removed += 1,
+                Ok(()) => {
+                    removed += 1;
+                    slots.insert(key.low.generation_slot());
+                    Ok(())
+                }
                 // Collected, evicted or moved meanwhile.
-                Err(e) if maps::is_missing(&e) => {}
-                Err(e) => return Err(wrap("remove flow", table, &e)),
+                Err(e) if maps::is_missing(&e) => Ok(()),
+                Err(e) => Err(wrap("remove flow", table, &e)),
             }
-        }
-        Ok(removed)
+        });
+        // The cache knows the flows still; the generation of one end is enough.
+        self.increase_generations(slots)?;
+        done.map(|()| removed)
     }
 
     /// Rows that change meanwhile may be omitted or repeated. Omits finished flows and deleted endpoints.

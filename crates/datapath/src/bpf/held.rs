@@ -19,7 +19,17 @@ use wharf_core::kernel::{KernelError, KernelErrorKind, Result};
 use super::{Bpf, maps, pins::SHARED_MAPS};
 use crate::error::{fail, wrap};
 
-const OF_ENDPOINT_PROGRAMS: [&str; 5] = [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES, map::EVENTS];
+const OF_ENDPOINT_PROGRAMS: [&str; 9] = [
+    map::ENDPOINTS,
+    map::CALLS,
+    map::NODE_CALLS,
+    map::PROFILES,
+    map::EVENTS,
+    map::STACK_USERS,
+    map::FLOW_CACHE,
+    map::POLICY_STATE,
+    map::ADDRESS_GENERATIONS,
+];
 
 pub(super) struct SharedMap {
     pub(super) name: &'static str,
@@ -59,6 +69,7 @@ fn typed(name: &str, data: MapData) -> Map {
         map::PROFILES | map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS | map::PROXY_USE => Map::Array(data),
         map::IPCACHE | map::POLICY_PORTS => Map::LpmTrie(data),
         map::POLICY_SETS | map::POLICY_STATE | map::ADDRESS_GENERATIONS => Map::Array(data),
+        map::FLOW_CACHE => Map::PerCpuArray(data),
         _ => Map::Unsupported(data),
     }
 }
@@ -70,6 +81,7 @@ fn data_of(map: &Map) -> Option<&MapData> {
         | Map::Array(data)
         | Map::ProgramArray(data)
         | Map::LpmTrie(data)
+        | Map::PerCpuArray(data)
         | Map::RingBuf(data)
         | Map::Unsupported(data) => Some(data),
         _ => None,
@@ -217,7 +229,7 @@ impl Bpf {
         self.held().iter().find(|map| map.name == name).map(|own| own.max_entries)
     }
 
-    /// Looks at each pin only after a change of their directory: 22 pins would be 66 system calls of each create.
+    /// Looks at each pin only after a change of their directory: 23 pins would be 69 system calls of each create.
     pub(super) fn check_shared(&self) -> Result<()> {
         self.check_uncovered()?;
         let good = || self.good_pins.lock().unwrap_or_else(PoisonError::into_inner);

@@ -237,6 +237,11 @@ impl Bpf {
                 let cause = "its rows are the ports of packets that are on their way";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
             }
+            map::FLOW_CACHE => {
+                let cause =
+                    "its rows repeat rows of FLOWS for less than a second; look at flows with `wharf bpf ct list`";
+                Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
+            }
             map::PROFILES => {
                 let cause = "its rows repeat what the programs read in <endpoint id>/CONFIG; look at that";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))

@@ -9,9 +9,9 @@ use std::{
 
 use aya::maps::{Array, HashMap, Map, MapData, MapError, MapType, PerCpuArray, ProgramArray, lpm_trie::Key};
 use wharf_common::{
-    Bucket, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey, FlowRow,
-    FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey, ProxyUse, SetsRow,
-    SourcesRow, StackPathKey, StackPathRow, abi, map,
+    Bucket, CachedFlow, CellKey, CellRow, Counter, EndpointConfig, EndpointKey, EndpointProfile, EndpointRow, FlowKey,
+    FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot, PeerRow, PolicyState, PortKey, ProxyUse,
+    SetsRow, SourcesRow, StackPathKey, StackPathRow, abi, map,
 };
 use wharf_core::kernel::{KernelErrorKind, Result};
 
@@ -96,6 +96,13 @@ fn shape(name: &str) -> Option<Shape> {
             key: size_of::<FlowKey>(),
             value: size_of::<FlowRow>(),
             max_entries: map::FLOWS_NEW_MAX,
+            flags: 0,
+        },
+        map::FLOW_CACHE => Shape {
+            kind: MapType::PerCpuArray,
+            key: number,
+            value: size_of::<CachedFlow>(),
+            max_entries: map::FLOW_CACHE_MAX,
             flags: 0,
         },
         map::FRAGMENT_SLOTS => Shape {

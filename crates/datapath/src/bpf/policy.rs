@@ -78,12 +78,26 @@ impl Bpf {
         crash::point("datapath/policy/before-generation");
         let generation = match slots {
             Some(slots) => {
-                slots.into_iter().try_for_each(|slot| tables.increase(slot))?;
+                self.increase_generations(slots)?;
                 before.generation
             }
             None => increased,
         };
         tables.set_state(PolicyState { generation, flags })
+    }
+
+    /// After a change of rows about addresses in these slots. Nothing after `remove_node`.
+    pub(super) fn increase_generations(&self, slots: impl IntoIterator<Item = u32>) -> Result<()> {
+        let failed = |e: &MapError| wrap(CHANGE, map::ADDRESS_GENERATIONS, e);
+        // Held meanwhile: no other increase is lost.
+        let mut held = self.held();
+        let Some(own) = held.iter_mut().find(|own| own.name == map::ADDRESS_GENERATIONS) else { return Ok(()) };
+        let mut generations: Array<&mut MapData, u32> = Array::try_from(&mut own.map).map_err(|e| failed(&e))?;
+        for slot in slots {
+            let before = generations.get(&slot, 0).map_err(|e| failed(&e))?;
+            generations.set(slot, before.wrapping_add(1), 0).map_err(|e| failed(&e))?;
+        }
+        Ok(())
     }
 
     pub(crate) fn observe_policy(&self) -> Result<PolicyRows> {
@@ -181,12 +195,6 @@ impl Tables {
 
     fn set_state(&mut self, state: PolicyState) -> Result<()> {
         self.state.set(0, state, 0).map_err(|e| wrap(CHANGE, map::POLICY_STATE, &e))
-    }
-
-    fn increase(&mut self, slot: u32) -> Result<()> {
-        let failed = |e| wrap(CHANGE, map::ADDRESS_GENERATIONS, &e);
-        let before = self.addresses.get(&slot, 0).map_err(failed)?;
-        self.addresses.set(slot, before.wrapping_add(1), 0).map_err(failed)
     }
 
     fn addresses(&self) -> Result<Vec<(u32, u32)>> {

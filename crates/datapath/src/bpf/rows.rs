@@ -91,8 +91,14 @@ impl Bpf {
         self.set_slot(record.id)?;
         crash::point("datapath/reachable/after-slot");
         let mut endpoints = self.endpoints()?;
+        let mut changed = Vec::new();
         for address in record.addresses() {
-            endpoints.insert(key_of(address), row_of(record), 0).map_err(|e| {
+            let (key, row) = (key_of(address), row_of(record));
+            if endpoints.get(&key, 0).is_ok_and(|there| there == row) {
+                continue;
+            }
+            changed.push(key.generation_slot());
+            endpoints.insert(key, row, 0).map_err(|e| {
                 let mut told = wrap(operation, format!("{address} ({})", subject()), &e);
                 if told.kind == KernelErrorKind::Exhausted {
                     told.cause = format!("{}: the endpoint table is full ({} rows)", told.cause, map::ENDPOINTS_MAX);
@@ -106,7 +112,7 @@ impl Bpf {
             };
             crash::point(point);
         }
-        Ok(())
+        self.increase_generations(changed)
     }
 
     fn set_slot(&self, id: EndpointId) -> Result<()> {
@@ -155,7 +161,8 @@ impl Bpf {
             Ok(_) | Err(MapError::KeyNotFound) => return Ok(()),
             Err(e) => return Err(wrap("remove endpoint row", subject(), &e)),
         }
-        unless_missing(endpoints.remove(&key_of(address))).map_err(|e| wrap("remove endpoint row", subject(), &e))
+        unless_missing(endpoints.remove(&key_of(address))).map_err(|e| wrap("remove endpoint row", subject(), &e))?;
+        self.increase_generations([key_of(address).generation_slot()])
     }
 
     fn clear_slot(&self, slot: u32) -> Result<()> {

@@ -314,6 +314,7 @@ impl Bpf {
             let (key, row) = row.map_err(|e| failed(&e))?;
             if known.contains(&u32::from(row.endpoint_id)) {
                 own.insert(key, row, 0).map_err(|e| failed(&e))?;
+                self.increase_generations([key.generation_slot()])?;
             }
         }
         crash::point("datapath/upgrade/after-kept");

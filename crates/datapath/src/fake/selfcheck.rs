@@ -107,8 +107,7 @@ pub(super) fn verdicts(s: &State, id: EndpointId, cases: &[Case]) -> Option<Vec<
     let pinned = s.pins.get(&id)?;
     let outcome = |case: &Case| {
         let (verdict, reason) = decide(s, id, pinned, case);
-        let is_sent = case.hook == Hook::FromContainer && reason.starts_with("forwarded-");
-        if !is_sent && !s.calls.contains_key(&id) {
+        if !s.calls.contains_key(&id) {
             return Ok(Outcome { verdict: Verdict::Drop, packet: case.packet.clone(), reports: Vec::new() });
         }
         let same = verdict == case.verdict;
