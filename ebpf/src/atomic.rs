@@ -1,6 +1,6 @@
-//! Atomic addition without a result, the only atomic operation in every kernel's BPF.
+//! Atomic operations (compare-exchange: since Linux 5.12).
 
-use core::intrinsics::{AtomicOrdering::Relaxed, atomic_xadd};
+use core::intrinsics::{AtomicOrdering::Relaxed, atomic_cxchg, atomic_xadd};
 
 pub trait Word: Copy {
     const ONE: Self;
@@ -49,4 +49,15 @@ pub unsafe fn increment<T: Word>(word: *mut T) {
 pub unsafe fn add<T: Word>(word: *mut T, value: T) {
     // SAFETY: the function's contract.
     unsafe { T::add(word, value) };
+}
+
+/// Writes `after` in place of `before`. False if the word has another value.
+///
+/// # Safety
+///
+/// As [`Word::add`].
+#[inline(always)]
+pub unsafe fn exchange(word: *mut u32, before: u32, after: u32) -> bool {
+    // SAFETY: the function's contract.
+    unsafe { atomic_cxchg::<u32, { Relaxed }, { Relaxed }>(word, before, after).1 }
 }

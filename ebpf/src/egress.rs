@@ -6,7 +6,7 @@
 //! would match an IPv4 row of `ENDPOINTS`.
 //!
 //! Between endpoints the node is a router: the receiver's side decrements the TTL. On its last hop, a packet goes to
-//! the stack, which informs the sender. This program writes to no packet, so the kernel unshares no head.
+//! the stack, which informs the sender.
 //!
 //! Packets from **source prefixes** take the stack: their answers take it anyway, because `ENDPOINTS` lacks the
 //! address.
@@ -59,10 +59,9 @@ fn go_on(
     asked: Asked,
     track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
 ) -> i32 {
-    let way = if test_packet::is_untracked(ctx) { Ok(Way::Direct) } else { track(ctx, asked) };
-    let (reason, action) = match way {
+    let (reason, action) = match track(ctx, asked) {
         Ok(Way::Proxy) => (DropReason::Redirected, TC_ACT_OK),
-        Ok(_) if asked.peer.endpoint_id == 0 || test_packet::asks_policy(ctx) => return TC_ACT_OK,
+        Ok(_) if asked.peer.endpoint_id == 0 => return TC_ACT_OK,
         Ok(Way::Direct) => {
             handoff::deliver(ctx, asked.peer.endpoint_id);
             (DropReason::NoTailCallTarget, TC_ACT_SHOT)

@@ -115,7 +115,7 @@ impl Words {
         Mac::of([self.0[0], self.0[1]])
     }
 
-    /// Written by [`call_established`] for a packet from the container: [`crate::cache::Flow::generation`].
+    /// Written by [`call_established`] for a packet from the container: [`crate::cache::generation_of`].
     #[inline(always)]
     pub fn generation(self) -> u32 {
         self.0[0]

@@ -24,28 +24,26 @@ use crate::{
 #[inline(always)]
 pub fn run(
     ctx: &TcContext,
-    track: impl FnOnce(&TcContext, Asked) -> Result<Way, DropReason>,
+    track: impl Fn(&TcContext, Asked) -> Result<Way, DropReason>,
     may_receive: impl Fn(&TcContext, u32) -> bool,
 ) -> i32 {
     let words = Words::of(ctx);
-    let (own, from_stack) = (words.sender(), words.has(FROM_STACK));
+    let (own, from_stack, is_recorded) = (words.sender(), words.has(FROM_STACK), words.has(RECORDED));
     let about = |reason, action| Verdict::new(ctx, own, Direction::Ingress, reason, action);
-    if words.has(RECORDED) {
+    let way = if is_recorded {
         let addressed = parse::ethernet(ctx).map(|frame| frame.set_destination(words.container_mac()));
-        let verdict = match addressed.and_then(|()| track(ctx, words.asked())) {
-            Ok(Way::Proxy) => turned(ctx, own),
-            Ok(_) => return TC_ACT_OK,
-            Err(reason) => about(reason, TC_ACT_SHOT),
-        };
-        return verdict.after(DropReason::ForwardedStack).hand_over(ctx);
-    }
-    match judge(ctx, own, from_stack, track, may_receive) {
+        addressed.and_then(|()| track(ctx, words.asked()))
+    } else {
+        judge(ctx, own, from_stack, track, may_receive)
+    };
+    let verdict = match way {
         Ok(Way::Proxy) => turned(ctx, own),
+        Ok(_) if is_recorded => return TC_ACT_OK,
         Ok(_) if from_stack => about(DropReason::ForwardedStack, TC_ACT_OK),
         Ok(_) => about(DropReason::ForwardedLocal, TC_ACT_REDIRECT),
         Err(reason) => about(reason, TC_ACT_SHOT),
-    }
-    .hand_over(ctx)
+    };
+    if is_recorded { verdict.after(DropReason::ForwardedStack) } else { verdict }.hand_over(ctx)
 }
 
 #[inline(always)]

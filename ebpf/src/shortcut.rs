@@ -11,9 +11,9 @@ use wharf_common::{
 };
 
 use crate::{
-    cache::{Flow, Transport},
+    cache::{self, Flow, Transport},
     config::{self, Config},
-    endpoints::{endpoint, generation, policy_generation},
+    endpoints::endpoint,
     event,
     flow::Peer,
     opaque::opaque,
@@ -30,7 +30,7 @@ pub struct Forwarded {
     pub peer: Peer,
     /// The flow cache allows it.
     pub is_known: bool,
-    /// [`Flow::generation`].
+    /// [`cache::generation_of`].
     pub generation: u32,
 }
 
@@ -84,9 +84,8 @@ pub fn sent(ctx: &TcContext, config: Config) -> Option<Forwarded> {
     if opaque(u64::from(ethernet) | different) != 0 || own_bits == 0 || hops <= 1 {
         return None;
     }
-    let flow = flow(ctx, Direction::Egress, config, [own, destination], transport)?;
-    let generation = flow.generation;
-    if let Some(endpoint_id) = flow.find(ctx) {
+    let (generation, cached) = cached(ctx, Direction::Egress, config, [own, destination], transport)?;
+    if let Some(endpoint_id) = cached {
         return Some(Forwarded { peer: Peer { endpoint_id, epoch: 0 }, is_known: true, generation });
     }
     let peer = match endpoint(destination) {
@@ -129,25 +128,27 @@ pub fn received(ctx: &TcContext, config: Config) -> Option<Forwarded> {
     if opaque(different) != 0 || own_bits == 0 {
         return None;
     }
-    let flow = flow(ctx, Direction::Ingress, config, [own, source], transport)?;
-    let is_known = flow.find(ctx).is_some();
+    let (generation, cached) = cached(ctx, Direction::Ingress, config, [own, source], transport)?;
+    let is_known = cached.is_some();
     if is_known {
         Framed::<()>::at_start(ctx)?.set_destination_words(host);
     }
-    Some(Forwarded { peer: Peer::STACK, is_known, generation: flow.generation })
+    Some(Forwarded { peer: Peer::STACK, is_known, generation })
 }
 
+/// Generation, and the receiver if the flow is in the cache.
 #[inline(always)]
-fn flow(
+fn cached(
     ctx: &TcContext,
     direction: Direction,
     config: Config,
     [own, peer]: [Ipv6Address; 2],
     (protocol, bytes): (u8, u16),
-) -> Option<Flow> {
-    let transport = Transport::of(ctx, protocol, bytes)?;
-    let generation = generation(own)?.wrapping_add(generation(peer)?).wrapping_add(policy_generation()?);
-    Some(Flow::new(direction, config.epoch() as u32, peer, transport, generation))
+) -> Option<(u32, Option<u32>)> {
+    let generation = cache::generation_of(config::endpoint_id(), own, peer)?;
+    let Some(transport) = Transport::linear(ctx, protocol, bytes) else { return Some((generation, None)) };
+    let flow = Flow::new(direction, config.epoch() as u32, peer, transport, generation);
+    Some((generation, flow.find(ctx)))
 }
 
 /// True if a packet from another endpoint enters: sets its Ethernet addresses and decrements its TTL.

@@ -254,26 +254,29 @@ pub struct CachedFlow {
     pub peer: EndpointKey,
     /// As in the packet.
     pub ports: u32,
-    /// IANA number; [`CACHED_INGRESS`] in packets from the stack.
+    /// IANA number and `CACHED_*` bits.
     pub kind: u32,
     /// Low half of the epoch of the hook's endpoint.
     pub own_epoch: u32,
-    /// [`crate::PolicyState::generation`] and both ends' [`crate::map::ADDRESS_GENERATIONS`], before the decision.
+    /// Sum, before the decision, of [`crate::PolicyState::generation`], both ends' [`crate::map::ADDRESS_GENERATIONS`],
+    /// and the endpoint's [`crate::map::FLOW_CACHE_ENDS`].
     pub generation: u32,
     /// Jiffies of the decision, in units of 2^[`CACHE_SHIFT`].
     pub window: u32,
-    /// Tick of the decision: a later new path of the endpoint ([`crate::map::STACK_USERS`]) ends the entry.
-    pub tick: u32,
     /// Slot of [`crate::map::CALLS`], zero for the stack or the container.
     pub receiver: u32,
     /// Odd while a program writes: since Linux 6.18, programs of a PREEMPT_RT kernel can interleave on a CPU.
     pub sequence: u32,
+    /// Zero.
+    pub _pad: u32,
 }
 
-/// Flag in [`CachedFlow::kind`].
+/// Flag in [`CachedFlow::kind`]: from the stack.
 pub const CACHED_INGRESS: u32 = 1 << 8;
+/// Flag in [`CachedFlow::kind`].
+pub const CACHED_IPV6: u32 = 1 << 9;
 
-/// 64 jiffies, 64 to 640 ms: after that, a packet looks at the flow's row again.
+/// At most 64 jiffies, 64 to 640 ms: after that, a packet looks at the flow's row again.
 pub const CACHE_SHIFT: u32 = 6;
 
 /// Row of [`crate::map::FLOW_CACHE`]: a multiplicative hash of the peer's last word ([`EndpointKey::last_word`]) and

@@ -37,7 +37,7 @@ pub use test_packet::TestReport;
 /// | 4 | [`map::PROXY_USE`] |
 /// | 5 | [`map::SOURCES`], [`map::FLAG_SOURCES`], [`flow::FLOW_PREFIX`] |
 /// | 6 | [`map::ADDRESS_GENERATIONS`]; [`map::IPCACHE`] has four times the rows |
-/// | 7 | [`map::FLOW_CACHE`]; endpoint programs read [`map::STACK_USERS`] and the generations of policy |
+/// | 7 | [`map::FLOW_CACHE`], [`map::FLOW_CACHE_ENDS`]; endpoint programs read the generations of policy |
 ///
 /// The feature `next-abi` builds the next version for upgrade tests, with another layout of [`map::CONFIG`]. User space
 /// reads the version from `abi`.

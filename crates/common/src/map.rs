@@ -30,6 +30,9 @@ pub const FLOWS_RECENT: &str = "FLOWS_RECENT";
 pub const FLOWS_NEW: &str = "FLOWS_NEW";
 /// Per-CPU array of [`crate::CachedFlow`] by hash: what packets of busy flows need instead of two lookups in hashes.
 pub const FLOW_CACHE: &str = "FLOW_CACHE";
+/// Array of `u32` by endpoint id, increased by programs when a flow of the endpoint is reset or replaced, or gets another
+/// path: ends the endpoint's entries of [`FLOW_CACHE`].
+pub const FLOW_CACHE_ENDS: &str = "FLOW_CACHE_ENDS";
 /// Hash, endpoint id and place to [`crate::FragmentSlot`]: no endpoint takes another's places.
 pub const FRAGMENT_SLOTS: &str = "FRAGMENT_SLOTS";
 /// LRU hash, [`crate::FragmentKey`] to [`crate::FragmentRow`]: displaced packets.
@@ -89,6 +92,8 @@ pub const FLOWS_QUOTA: u32 = FLOWS_KEPT_MAX / 4;
 pub const FLOWS_NEW_MAX: u32 = 131_072;
 /// A power of two; 48 KiB for each possible CPU.
 pub const FLOW_CACHE_MAX: u32 = 1_024;
+/// By endpoint id; 128 KiB.
+pub const FLOW_CACHE_ENDS_MAX: u32 = CALLS_MAX;
 /// New rows per endpoint and tick: filling [`FLOWS_NEW`] takes four ticks.
 pub const FLOWS_PER_TICK: u32 = FLOWS_NEW_MAX / 4;
 /// Places per endpoint, half per direction; a power of two.

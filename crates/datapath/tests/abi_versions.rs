@@ -168,6 +168,7 @@ fn one_that_stays_keeps_its_network(mode: AttachMode) {
                 "FLOWS_NEW",
                 "FLOWS_RECENT",
                 "FLOW_CACHE",
+                "FLOW_CACHE_ENDS",
                 "FLOW_TOTALS",
                 "FLOW_USE",
                 "FRAGMENTS",

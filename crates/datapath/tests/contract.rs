@@ -398,6 +398,7 @@ async fn maps_and_rows_can_be_read<W: World>(w: W) {
                 "FLOWS_RECENT",
                 "FLOWS_NEW",
                 "FLOW_CACHE",
+                "FLOW_CACHE_ENDS",
                 "FRAGMENT_SLOTS",
                 "FRAGMENTS",
                 "FLOW_USE",

@@ -724,7 +724,7 @@ fn test_packets_leave_no_trace_in_pinned_maps() {
 }
 
 /// The shared maps.
-const SHARED: [&str; 23] = [
+const SHARED: [&str; 24] = [
     "ENDPOINTS",
     "CALLS",
     "NODE_CALLS",
@@ -737,6 +737,7 @@ const SHARED: [&str; 23] = [
     "FLOWS_RECENT",
     "FLOWS_NEW",
     "FLOW_CACHE",
+    "FLOW_CACHE_ENDS",
     "FRAGMENT_SLOTS",
     "FRAGMENTS",
     "FLOW_USE",

@@ -6,7 +6,7 @@
 //! | [`to_container`] | egress of the host side | from the stack to the container |
 //! | [`deliver`] | tail call | from another endpoint; unjudged; with a verdict |
 //!
-//! The hook programs write to no packet: before a program that writes, the kernel unshares the packet's head, and
+//! `from_container` writes to no packet: before a program that writes, the kernel unshares the packet's head, and
 //! without memory drops the packet uncounted.
 #![no_std]
 #![no_main]

@@ -31,8 +31,7 @@ use wharf_common::{
     policy::BY_SERVICE,
 };
 use wharf_ebpf::{
-    cache::{Flow, Transport},
-    flow::Asked,
+    cache::{self, Flow, Transport},
     handoff::{self, Verdict, Words},
     maps::FLOWS,
     parse::{self, Framed, Ipv4, Ipv6, PROTOCOL_IPV4},
@@ -52,7 +51,7 @@ pub fn run(ctx: &TcContext) -> i32 {
     let words = Words::of(ctx);
     let asked = words.asked();
     let verdict = |reason| Verdict::new(ctx, asked.own, asked.direction, reason, TC_ACT_SHOT);
-    let way = way(ctx, &asked, words.generation());
+    let way = way(ctx, words);
     if way != NONE {
         if asked.direction as u32 == Direction::Ingress as u32 {
             if let Ok(frame) = parse::ethernet(ctx) {
@@ -80,7 +79,8 @@ const OTHER: u32 = 2;
 
 /// [`NONE`] leaves the packet to `judge`; [`STACK`] for a flow between endpoints that takes the node's stack.
 #[inline(always)]
-fn way(ctx: &TcContext, asked: &Asked, before: u32) -> u32 {
+fn way(ctx: &TcContext, words: Words) -> u32 {
+    let asked = &words.asked();
     // Before the rules, as in `judge`.
     let generation = policy::state().generation;
     let receives = asked.direction as u32 == Direction::Ingress as u32;
@@ -89,12 +89,14 @@ fn way(ctx: &TcContext, asked: &Asked, before: u32) -> u32 {
         return NONE;
     }
     let Some(transport) = transport(ctx) else { return NONE };
-    if transport.oddities != 0 || !matches!(transport.protocol, TCP | UDP) {
+    if transport.oddities != 0 || !matches!(transport.protocol(), TCP | UDP) {
         return NONE;
     }
-    let Some(packet) = Packet::with(ctx, transport.ports, transport.protocol) else { return NONE };
+    let Some(packet) = Packet::with(ctx, transport.ports, transport.protocol()) else { return NONE };
     let (key, by_high) = packet.key();
-    let both = generation.wrapping_add(key.generation());
+    let rows = generation.wrapping_add(key.generation());
+    // The hook has read it before the receiver's row.
+    let cached = if receives { rows.wrapping_add(cache::ends(asked.own)) } else { words.generation() };
     // SAFETY: a row's memory outlives this run; fields are read separately.
     let Some(row) = (unsafe { FLOWS.get_ptr_mut(key.as_shared()).map(|row| &*row) }) else { return NONE };
     let flags = row.flags;
@@ -102,7 +104,7 @@ fn way(ctx: &TcContext, asked: &Asked, before: u32) -> u32 {
     if black_box(differs) != 0 {
         return NONE;
     }
-    let judged = if generation == 0 { 0 } else { both };
+    let judged = if generation == 0 { 0 } else { rows };
     let differs = (row.seen ^ now) | (row.generation ^ judged);
     if black_box(differs) != 0 || !Ends::of(asked, by_high).match_row(row) {
         return NONE;
@@ -112,12 +114,9 @@ fn way(ctx: &TcContext, asked: &Asked, before: u32) -> u32 {
     if receives && !by_stack && sender != 0 {
         return NONE;
     }
-    let (peer, before, receiver) = match () {
-        () if receives => (packet.source, both, 0),
-        () if by_stack => (packet.destination, before, 0),
-        () => (packet.destination, before, asked.peer.endpoint_id),
-    };
-    Flow::new(asked.direction, asked.own_epoch, peer, transport, before).keep(now, receiver);
+    let peer = if receives { packet.source } else { packet.destination };
+    let receiver = if is_between && !by_stack { asked.peer.endpoint_id } else { 0 };
+    Flow::new(asked.direction, asked.own_epoch, peer, transport, cached).keep(receiver);
     if is_between && by_stack { STACK } else { OTHER }
 }
 
@@ -127,9 +126,9 @@ fn transport(ctx: &TcContext) -> Option<Transport> {
     let is_ipv4 = unsafe { ptr::read_volatile(&raw const (*ctx.skb.skb).protocol) } == PROTOCOL_IPV4;
     if is_ipv4 {
         let packet: Framed<Ipv4> = Framed::at_start(ctx)?;
-        Transport::of(ctx, packet.protocol(), packet.payload_bytes())
+        Transport::anywhere(ctx, packet.protocol(), packet.payload_bytes())
     } else {
         let packet: Framed<Ipv6> = Framed::at_start(ctx)?;
-        Transport::of(ctx, packet.next_header(), packet.payload_bytes())
+        Transport::anywhere(ctx, packet.next_header(), packet.payload_bytes())
     }
 }

@@ -16,13 +16,13 @@ use wharf_common::{
     Direction, DropReason, FlowRow, FlowTotals, FlowUse, FragmentKey, FragmentRow, FragmentSlot,
     flow::{
         FLOW_ADMITTED, FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_OF_PROXY, FLOW_PREFIX, FLOW_PROXIED, FLOW_RECENT,
-        FLOW_REPLIED, FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
+        FLOW_REPLIED, FLOW_RESET, FLOW_UPSTREAM, FRAGMENT_TICKS, SIGNAL_ACK, SIGNAL_RST, SIGNAL_SYN, TCP, TICK_SHIFT,
     },
     map::{FLOWS_PER_TICK, FRAGMENTS_SHARE},
     policy::{BY_SERVICE, CHECK_BACKEND, MARK_BY_SERVICE, MARK_UNDECIDED, POLICY_KEEPS_FLOWS, UNDECIDED},
 };
 use wharf_ebpf::{
-    atomic,
+    atomic, cache,
     endpoints::endpoint,
     flow::{Asked, Way},
     maps::{FLOW_TOTALS, FLOW_USE, FLOWS, FLOWS_NEW, FRAGMENT_SLOTS, FRAGMENTS},
@@ -205,6 +205,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             }
             let _ = FLOWS.remove(key.as_shared());
             let _ = FLOWS_NEW.remove(key.as_shared());
+            end_cached(asked);
             (found, by_owner, replaces) = (None, true, true);
         }
     }
@@ -516,12 +517,30 @@ fn go_on(
         }
         if row.flags != flags {
             ptr::write_volatile(&raw mut row.flags, flags);
+            // The next packet must take the reset back.
+            if flags & FLOW_RESET != 0 {
+                end_cached(asked);
+            }
         }
     }
     if is_kept && table == Table::New {
         establish(key, FlowRow { flags, seen: now, ..*row });
     }
     if flags & FLOW_BY_STACK != 0 { Way::Stack } else { Way::Direct }
+}
+
+/// Ends the entries of both ends in the flow cache: rare, and cheaper than to know the flow's on each processor.
+#[inline(always)]
+fn end_cached(asked: &Asked) {
+    wharf_end_cached(asked.own, asked.peer.endpoint_id);
+}
+
+#[unsafe(no_mangle)]
+#[inline(never)]
+pub extern "C" fn wharf_end_cached(own: u32, peer: u32) -> u32 {
+    cache::end(own);
+    cache::end(peer);
+    0
 }
 
 /// Moves a flow to `FLOWS`, if it has room and no collection runs.

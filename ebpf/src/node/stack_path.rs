@@ -8,6 +8,7 @@ use core::mem::{offset_of, size_of};
 use aya_ebpf::{bindings::__sk_buff, programs::TcContext};
 use wharf_common::{StackPathKey, StackPathRow, map::STACK_PATH_PORTS};
 use wharf_ebpf::{
+    cache,
     endpoints::endpoint,
     maps::{STACK_PATHS, STACK_USERS},
     parse::Ipv6Address,
@@ -150,4 +151,6 @@ fn note_between(packet: &Packet, server: u32) {
         halves.add(1 - HIGH).write_volatile(server_epoch as u32);
         let _ = STACK_USERS.set(server, &user, 0);
     }
+    cache::end(direct);
+    cache::end(server);
 }

@@ -9,7 +9,10 @@ use nix::{
 };
 use wharf_common::{
     CachedFlow, DropReason, EndpointConfig, FlowRow, PolicyState,
-    flow::{CACHED_INGRESS, FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_RECENT, FLOW_REPLIED, TCP, UDP, cache_place},
+    flow::{
+        CACHED_INGRESS, CACHED_IPV6, FLOW_BY_HIGH, FLOW_BY_STACK, FLOW_FIN, FLOW_FIN_REPLY, FLOW_RECENT, FLOW_REPLIED,
+        FLOW_RESET, TCP, UDP, cache_place,
+    },
     map::{self, FLAG_LIMIT_EGRESS, FLAG_LIMIT_INGRESS, FLAG_LIVE, FLAG_LOCAL_BY_STACK, FLAG_TRACE, NodeCall},
     policy::{BY_SERVICE, MARK_PROXIED_EGRESS, MARK_PROXIED_INGRESS, UNDECIDED},
 };
@@ -73,11 +76,13 @@ fn set_generation(a: &mut Endpoint, generation: u32) -> Result<()> {
 /// Changes the entries of a flow of A's in the cache, of each processor; returns those before.
 fn change_entries(a: &mut Endpoint, sent: Sent, change: impl Fn(&mut CachedFlow)) -> Result<Vec<CachedFlow>> {
     let key = sent.key();
-    let ingress = if sent.by_a { 0 } else { CACHED_INGRESS };
+    let kind = u32::from(sent.protocol)
+        | if sent.by_a { 0 } else { CACHED_INGRESS }
+        | if sent.other.is_ipv6() { CACHED_IPV6 } else { 0 };
     let other = if sent.a_is_high() { key.low } else { key.high };
     let ports = if sent.by_a { sent.ports } else { (sent.ports.1, sent.ports.0) };
     let ports = u32::from(ports.0.to_be()) | u32::from(ports.1.to_be()) << 16;
-    let place = cache_place(other.last_word(), ports, u32::from(sent.protocol) | ingress, u32::try_from(A.epoch)?);
+    let place = cache_place(other.last_word(), ports, kind, u32::try_from(A.epoch)?);
     let mut cache: PerCpuArray<&mut MapData, CachedFlow> =
         a.node.map_mut(map::FLOW_CACHE).context("cache")?.try_into()?;
     let before: Vec<CachedFlow> = cache.get(&place, 0).context("read FLOW_CACHE")?.iter().copied().collect();
@@ -226,7 +231,6 @@ fn passes_by_cache(
         let (action, _) = a.run_marked(program(by), &packet(by), mark, 0)?;
         a.configure(A.config())?;
         set_generation(a, 0)?;
-        set_user(a, 0)?;
         if action != SHOT {
             return Ok(true);
         }
@@ -234,11 +238,10 @@ fn passes_by_cache(
     Ok(false)
 }
 
-/// A path of A's was recorded in this tick; zero for none.
+/// A path of A's was recorded in this tick.
 fn set_user(a: &mut Endpoint, tick: u32) -> Result<()> {
     let mut users: Array<&mut MapData, u64> = a.node.map_mut(map::STACK_USERS).context("users")?.try_into()?;
-    let user = if tick == 0 { 0 } else { A.epoch | u64::from(tick) << 32 };
-    users.set(A.id, user, 0).context("set STACK_USERS")
+    users.set(A.id, A.epoch | u64::from(tick) << 32, 0).context("set STACK_USERS")
 }
 
 #[test]
@@ -263,6 +266,11 @@ fn the_cache_passes_packets_until_anything_changes() -> Result<()> {
         }
     }
     stay_on_this_processor()?;
+    fn end_entries(a: &mut Endpoint) -> Result<()> {
+        let mut rows: Array<&mut MapData, u32> = a.node.map_mut(map::FLOW_CACHE_ENDS).context("ends")?.try_into()?;
+        let before = rows.get(&A.id, 0)?;
+        rows.set(A.id, before + 1, 0).context("set FLOW_CACHE_ENDS")
+    }
     let (mut a, _b) = pair()?;
     a.clear_node_call(NodeCall::Judge)?;
     for sent in kinds() {
@@ -281,12 +289,15 @@ fn the_cache_passes_packets_until_anything_changes() -> Result<()> {
             }
         }
         type Changed = Box<dyn Fn(&mut Endpoint) -> Result<()>>;
-        let changes: [(&str, Changed); 13] = [
+        let changes: [(&str, Changed); 16] = [
             ("rules", Box::new(|a| set_generation(a, GENERATION))),
+            ("entries of the endpoint", Box::new(end_entries)),
             ("rows about one end", Box::new(increase(key.low))),
             ("rows about the other end", Box::new(increase(key.high))),
             ("the endpoint", Box::new(with_config(|config| config.epoch += 1))),
             ("the setting for tracing", Box::new(with_config(|config| config.flags = FLAG_LIVE | FLAG_TRACE))),
+            ("the endpoint's epoch alone", Box::new(in_entry(sent, |entry| entry.own_epoch ^= 1))),
+            ("the version of IP", Box::new(in_entry(sent, |entry| entry.kind ^= CACHED_IPV6))),
             ("half an entry", Box::new(in_entry(sent, |entry| entry.sequence |= 1))),
             ("time", Box::new(in_entry(sent, |entry| entry.window = entry.window.wrapping_sub(1)))),
             ("ports", Box::new(in_entry(sent, |entry| entry.ports ^= 1))),
@@ -306,10 +317,37 @@ fn the_cache_passes_packets_until_anything_changes() -> Result<()> {
         let by_stack = with_config(|config| config.flags = FLAG_LIVE | FLAG_LOCAL_BY_STACK);
         let passed = passes(&mut a, sent, 0, &by_stack)?;
         ensure!(passed != sent.by_a, "{sent:?}, local packets by the stack: passes {passed}");
-        // A new path of the endpoint's.
-        for ago in [0, 1, 1_000] {
-            let passed = passes(&mut a, sent, 0, &|a| set_user(a, now()?.wrapping_sub(ago)))?;
-            ensure!(passed == (!sent.by_a || ago > 0), "{sent:?}, a path of {ago} ticks ago: passes {passed}");
+    }
+    Ok(())
+}
+
+/// Of A and B.
+fn ends(a: &mut Endpoint) -> Result<[u32; 2]> {
+    let rows: Array<&mut MapData, u32> = a.node.map_mut(map::FLOW_CACHE_ENDS).context("ends")?.try_into()?;
+    Ok([rows.get(&A.id, 0)?, rows.get(&B.id, 0)?])
+}
+
+#[test]
+fn a_reset_and_a_replaced_flow_end_entries_of_both_endpoints() -> Result<()> {
+    stay_on_this_processor()?;
+    let (mut a, _b) = pair()?;
+    for sent in kinds().into_iter().filter(|sent| sent.protocol == TCP) {
+        let closed = FlowRow { flags: established(sent).flags | FLOW_FIN | FLOW_FIN_REPLY, ..established(sent) };
+        for (what, put, flags) in [("a reset", established(sent), RST), ("a replaced flow", closed, SYN)] {
+            forget(&mut a, sent)?;
+            table(&mut a, map::FLOWS)?.insert(sent.key(), FlowRow { seen: now()?, ..established(sent) }, 0)?;
+            a.run(program(sent), &packet(sent))?;
+            table(&mut a, map::FLOWS)?.insert(sent.key(), FlowRow { seen: now()?, ..put }, 0)?;
+            let before = ends(&mut a)?;
+            a.run(program(sent), &packet(sent.with(flags)))?;
+            let after = ends(&mut a)?;
+            let expected = [before[0] + 1, before[1] + u32::from(is_direct(&sent))];
+            ensure!(after == expected, "{sent:?}, {what}: {before:?}, then {after:?}");
+            // The next packet changes the row, although the flow was in the cache.
+            a.run(program(sent), &packet(sent))?;
+            let (row, _) = row(&mut a, &sent.key())?.context("a row")?;
+            ensure!(row.flags & (FLOW_RESET | FLOW_FIN) == 0, "{sent:?}, {what}: {row:?}");
+            ensure!(ends(&mut a)? == after, "{sent:?}, {what}: an end without a reason");
         }
     }
     Ok(())

@@ -161,8 +161,8 @@ const OF_BOTH_OBJECTS: [&str; 9] = [
     map::NODE_CALLS,
     map::PROFILES,
     map::EVENTS,
-    map::STACK_USERS,
     map::FLOW_CACHE,
+    map::FLOW_CACHE_ENDS,
     map::POLICY_STATE,
     map::ADDRESS_GENERATIONS,
 ];

@@ -21,8 +21,8 @@ use crate::fixture::{
 };
 
 /// Instructions that the verifier walks for an endpoint's programs together, about one for a microsecond: most of what
-/// a create costs in a burst. What few packets need belongs into the object `node`. Verifiers differ: 1,889 on Linux
-/// 6.18 (`deliver` 837, `from_container` 614, `to_container` 438), 2,339 on Linux 6.1. The flow cache has 500 of them,
+/// a create costs in a burst. What few packets need belongs into the object `node`. Verifiers differ: 1,858 on Linux
+/// 6.18 (`deliver` 837, `from_container` 610, `to_container` 411), 2,300 on Linux 6.1. The flow cache has 470 of them,
 /// and saves each packet of a busy flow 50 to 75 ns.
 const VERIFIED_MAX: u32 = 2_400;
 /// The same for one program of the node's, which is verified once at each start, of the million that the kernel allows.
@@ -32,8 +32,8 @@ const VERIFIED_MAX: u32 = 2_400;
 const VERIFIED_OF_NODE_MAX: u32 = 200_000;
 /// BPF instructions of one program of an endpoint's, its subprograms included.
 const INSTRUCTIONS_MAX: u32 = 1_000;
-/// The same for one of the node's, which is held once: 6,297 for the largest.
-const INSTRUCTIONS_OF_NODE_MAX: u32 = 6_300;
+/// The same for one of the node's, which is held once: 6,332 for the largest.
+const INSTRUCTIONS_OF_NODE_MAX: u32 = 6_350;
 
 #[test]
 fn programs_stay_small() -> Result<()> {

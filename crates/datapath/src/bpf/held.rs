@@ -25,8 +25,8 @@ const OF_ENDPOINT_PROGRAMS: [&str; 9] = [
     map::NODE_CALLS,
     map::PROFILES,
     map::EVENTS,
-    map::STACK_USERS,
     map::FLOW_CACHE,
+    map::FLOW_CACHE_ENDS,
     map::POLICY_STATE,
     map::ADDRESS_GENERATIONS,
 ];
@@ -67,6 +67,7 @@ fn typed(name: &str, data: MapData) -> Map {
         map::EVENTS => Map::RingBuf(data),
         map::STACK_PATHS | map::FLOWS_NEW | map::FRAGMENTS => Map::LruHashMap(data),
         map::PROFILES | map::STACK_USERS | map::FLOW_USE | map::FLOW_TOTALS | map::PROXY_USE => Map::Array(data),
+        map::FLOW_CACHE_ENDS => Map::Array(data),
         map::IPCACHE | map::POLICY_PORTS => Map::LpmTrie(data),
         map::POLICY_SETS | map::POLICY_STATE | map::ADDRESS_GENERATIONS => Map::Array(data),
         map::FLOW_CACHE => Map::PerCpuArray(data),
@@ -229,7 +230,7 @@ impl Bpf {
         self.held().iter().find(|map| map.name == name).map(|own| own.max_entries)
     }
 
-    /// Looks at each pin only after a change of their directory: 23 pins would be 69 system calls of each create.
+    /// Looks at each pin only after a change of their directory: 24 pins would be 72 system calls of each create.
     pub(super) fn check_shared(&self) -> Result<()> {
         self.check_uncovered()?;
         let good = || self.good_pins.lock().unwrap_or_else(PoisonError::into_inner);

@@ -237,9 +237,8 @@ impl Bpf {
                 let cause = "its rows are the ports of packets that are on their way";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
             }
-            map::FLOW_CACHE => {
-                let cause =
-                    "its rows repeat rows of FLOWS for less than a second; look at flows with `wharf bpf ct list`";
+            map::FLOW_CACHE | map::FLOW_CACHE_ENDS => {
+                let cause = "it repeats rows of FLOWS for less than a second; look at flows with `wharf bpf ct list`";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
             }
             map::PROFILES => {

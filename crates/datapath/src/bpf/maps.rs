@@ -105,6 +105,9 @@ fn shape(name: &str) -> Option<Shape> {
             max_entries: map::FLOW_CACHE_MAX,
             flags: 0,
         },
+        map::FLOW_CACHE_ENDS => {
+            Shape { kind: MapType::Array, key: number, value: number, max_entries: map::FLOW_CACHE_ENDS_MAX, flags: 0 }
+        }
         map::FRAGMENT_SLOTS => Shape {
             kind: MapType::Hash,
             key: number,

@@ -2,8 +2,8 @@
 //!
 //! ```text
 //! <bpffs>/wharf/v<ABI>/shared/{ENDPOINTS,CALLS,NODE_CALLS,PROFILES,EVENTS,STACK_PATHS,STACK_USERS,SOURCES,
-//!     FLOWS,FLOWS_RECENT,FLOWS_NEW,FLOW_CACHE,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,PROXY_USE,IPCACHE,
-//!     POLICY_PORTS,POLICY_CELLS,POLICY_SETS,POLICY_STATE,ADDRESS_GENERATIONS,sink}
+//!     FLOWS,FLOWS_RECENT,FLOWS_NEW,FLOW_CACHE,FLOW_CACHE_ENDS,FRAGMENT_SLOTS,FRAGMENTS,FLOW_USE,FLOW_TOTALS,
+//!     PROXY_USE,IPCACHE,POLICY_PORTS,POLICY_CELLS,POLICY_SETS,POLICY_STATE,ADDRESS_GENERATIONS,sink}
 //! <bpffs>/wharf/v<ABI>/endpoints/<id>/{from_container,to_container,deliver,CONFIG,METRICS,BANDWIDTH,link_*}
 //! <bpffs>/wharf/v<ABI>/closing/<host interface>/{link_from_container,link_to_container}
 //! ```
@@ -41,7 +41,7 @@ pub(crate) const PROGRAMS: [&str; 3] = ["from_container", "to_container", "deliv
 pub(crate) const MAPS: [&str; 3] = [map::CONFIG, map::METRICS, map::BANDWIDTH];
 /// Of the first two programs.
 pub(crate) const LINKS: [&str; 2] = attached::LINK_PINS;
-pub(crate) const SHARED_MAPS: [&str; 23] = [
+pub(crate) const SHARED_MAPS: [&str; 24] = [
     map::ENDPOINTS,
     map::CALLS,
     map::NODE_CALLS,
@@ -54,6 +54,7 @@ pub(crate) const SHARED_MAPS: [&str; 23] = [
     map::FLOWS_RECENT,
     map::FLOWS_NEW,
     map::FLOW_CACHE,
+    map::FLOW_CACHE_ENDS,
     map::FRAGMENT_SLOTS,
     map::FRAGMENTS,
     map::FLOW_USE,

@@ -91,13 +91,11 @@ impl Bpf {
         self.set_slot(record.id)?;
         crash::point("datapath/reachable/after-slot");
         let mut endpoints = self.endpoints()?;
-        let mut changed = Vec::new();
         for address in record.addresses() {
             let (key, row) = (key_of(address), row_of(record));
             if endpoints.get(&key, 0).is_ok_and(|there| there == row) {
                 continue;
             }
-            changed.push(key.generation_slot());
             endpoints.insert(key, row, 0).map_err(|e| {
                 let mut told = wrap(operation, format!("{address} ({})", subject()), &e);
                 if told.kind == KernelErrorKind::Exhausted {
@@ -105,6 +103,7 @@ impl Bpf {
                 }
                 told
             })?;
+            self.increase_generations([key.generation_slot()])?;
             let point = if address.is_ipv4() {
                 "datapath/reachable/after-row-ipv4"
             } else {
@@ -112,7 +111,7 @@ impl Bpf {
             };
             crash::point(point);
         }
-        self.increase_generations(changed)
+        Ok(())
     }
 
     fn set_slot(&self, id: EndpointId) -> Result<()> {
@@ -158,7 +157,9 @@ impl Bpf {
         let mut endpoints = self.endpoints()?;
         match endpoints.get(&key_of(address), 0) {
             Ok(row) if row.epoch == epoch.0 => {}
-            Ok(_) | Err(MapError::KeyNotFound) => return Ok(()),
+            Ok(_) => return Ok(()),
+            // Perhaps an agent was killed before the increase.
+            Err(MapError::KeyNotFound) => {}
             Err(e) => return Err(wrap("remove endpoint row", subject(), &e)),
         }
         unless_missing(endpoints.remove(&key_of(address))).map_err(|e| wrap("remove endpoint row", subject(), &e))?;

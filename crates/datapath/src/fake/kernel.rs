@@ -129,6 +129,7 @@ impl NodeKernel for FakeKernel {
                 info(map::FLOWS_RECENT.to_owned(), "hash", None, map::FLOWS_RECENT_MAX),
                 info(map::FLOWS_NEW.to_owned(), "lru_hash", None, map::FLOWS_NEW_MAX),
                 info(map::FLOW_CACHE.to_owned(), "percpu_array", None, map::FLOW_CACHE_MAX),
+                info(map::FLOW_CACHE_ENDS.to_owned(), "array", None, map::FLOW_CACHE_ENDS_MAX),
                 info(map::FRAGMENT_SLOTS.to_owned(), "hash", None, map::FRAGMENT_SLOTS_MAX),
                 info(map::FRAGMENTS.to_owned(), "lru_hash", None, map::FRAGMENTS_MAX),
                 info(map::FLOW_USE.to_owned(), "array", None, map::FLOW_USE_MAX),
