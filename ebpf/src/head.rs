@@ -1,8 +1,8 @@
 //! Entry of the endpoint programs.
 //!
-//! - Ordinary packets are judged here ([`shortcut`]) and counted optimistically as forwarded. If the flow cache does not
-//!   know their flow, they continue in the node program that finds it. A different verdict returns to `deliver`, which
-//!   corrects the counters.
+//! - Ordinary packets are judged here ([`shortcut`]) and counted optimistically as forwarded. If the flow cache does
+//!   not know their flow, they continue in the node program that finds it. A different verdict returns to `deliver`,
+//!   which corrects the counters.
 //! - Other packets go through `deliver` to the node program that judges them, and back. Only `deliver` has the code for
 //!   that, because the verifier walks each program of each endpoint.
 //!

@@ -134,7 +134,7 @@ fn every_map_that_is_listed_can_be_shown() -> Result<()> {
         let of_endpoint = format!("{id}/");
         for name in names.iter().filter(|n| !n.contains('/') || n.starts_with(&of_endpoint)) {
             let elsewhere = match *name {
-                "FLOWS" | "FLOWS_RECENT" | "FLOWS_NEW" => "wharf bpf ct list",
+                "FLOWS" | "FLOWS_RECENT" | "FLOWS_NEW" | "FLOW_CACHE" | "FLOW_CACHE_ENDS" => "wharf bpf ct list",
                 "FRAGMENT_SLOTS" | "FRAGMENTS" => "packets that are on their way",
                 "PROFILES" => "CONFIG; look at that",
                 _ => "",

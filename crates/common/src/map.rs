@@ -30,8 +30,8 @@ pub const FLOWS_RECENT: &str = "FLOWS_RECENT";
 pub const FLOWS_NEW: &str = "FLOWS_NEW";
 /// Per-CPU array of [`crate::CachedFlow`] by hash: what packets of busy flows need instead of two lookups in hashes.
 pub const FLOW_CACHE: &str = "FLOW_CACHE";
-/// Array of `u32` by endpoint id, increased by programs when a flow of the endpoint is reset or replaced, or gets another
-/// path: ends the endpoint's entries of [`FLOW_CACHE`].
+/// Array of `u32` by endpoint id, increased by programs when a flow of the endpoint is reset or replaced, or gets
+/// another path: ends the endpoint's entries of [`FLOW_CACHE`].
 pub const FLOW_CACHE_ENDS: &str = "FLOW_CACHE_ENDS";
 /// Hash, endpoint id and place to [`crate::FragmentSlot`]: no endpoint takes another's places.
 pub const FRAGMENT_SLOTS: &str = "FRAGMENT_SLOTS";

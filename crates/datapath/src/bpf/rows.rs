@@ -93,23 +93,26 @@ impl Bpf {
         let mut endpoints = self.endpoints()?;
         for address in record.addresses() {
             let (key, row) = (key_of(address), row_of(record));
-            if endpoints.get(&key, 0).is_ok_and(|there| there == row) {
-                continue;
+            let changes = endpoints.get(&key, 0).map_or(true, |there| there != row);
+            if changes {
+                endpoints.insert(key, row, 0).map_err(|e| {
+                    let mut told = wrap(operation, format!("{address} ({})", subject()), &e);
+                    if told.kind == KernelErrorKind::Exhausted {
+                        let full = format!("the endpoint table is full ({} rows)", map::ENDPOINTS_MAX);
+                        told.cause = format!("{}: {full}", told.cause);
+                    }
+                    told
+                })?;
             }
-            endpoints.insert(key, row, 0).map_err(|e| {
-                let mut told = wrap(operation, format!("{address} ({})", subject()), &e);
-                if told.kind == KernelErrorKind::Exhausted {
-                    told.cause = format!("{}: the endpoint table is full ({} rows)", told.cause, map::ENDPOINTS_MAX);
-                }
-                told
-            })?;
-            self.increase_generations([key.generation_slot()])?;
             let point = if address.is_ipv4() {
                 "datapath/reachable/after-row-ipv4"
             } else {
                 "datapath/reachable/after-row-ipv6"
             };
             crash::point(point);
+            if changes {
+                self.increase_generations([key.generation_slot()])?;
+            }
         }
         Ok(())
     }
