@@ -205,7 +205,7 @@ fn track(ctx: &TcContext, asked: &Asked) -> Result<Way, DropReason> {
             }
             let _ = FLOWS.remove(key.as_shared());
             let _ = FLOWS_NEW.remove(key.as_shared());
-            end_cached(asked);
+            end_cached(&key);
             (found, by_owner, replaces) = (None, true, true);
         }
     }
@@ -427,7 +427,11 @@ const FOUND: u32 = 1 << 16;
 #[inline(always)]
 fn other(key: &Key, removes: bool) -> u32 {
     // SAFETY: a key.
-    core::hint::black_box(unsafe { wharf_other(&raw const *key, removes.into()) })
+    let flags = core::hint::black_box(unsafe { wharf_other(&raw const *key, removes.into()) });
+    if removes {
+        end_cached(key);
+    }
+    flags
 }
 
 /// The packet goes to the proxy, which began its flow in the receiver's name, or is the stack's reset in place of the
@@ -516,10 +520,11 @@ fn go_on(
             ptr::write_volatile(&raw mut row.seen, now);
         }
         if row.flags != flags {
+            let changes_way = (row.flags ^ flags) & FLOW_BY_STACK;
             ptr::write_volatile(&raw mut row.flags, flags);
             // The next packet must take the reset back.
-            if flags & FLOW_RESET != 0 {
-                end_cached(asked);
+            if changes_way | flags & FLOW_RESET != 0 {
+                end_cached(key);
             }
         }
     }
@@ -529,17 +534,28 @@ fn go_on(
     if flags & FLOW_BY_STACK != 0 { Way::Stack } else { Way::Direct }
 }
 
-/// Ends the entries of both ends in the flow cache: rare, and cheaper than to know the flow's on each processor.
+/// Ends all entries of both endpoints in the flow cache: rare, and cheaper than to find the flow's on each processor.
 #[inline(always)]
-fn end_cached(asked: &Asked) {
-    wharf_end_cached(asked.own, asked.peer.endpoint_id);
+fn end_cached(key: &Key) {
+    // SAFETY: a key.
+    unsafe { wharf_end_cached(&raw const *key) };
 }
 
+/// # Safety
+///
+/// `key` points to a key, or is null.
 #[unsafe(no_mangle)]
 #[inline(never)]
-pub extern "C" fn wharf_end_cached(own: u32, peer: u32) -> u32 {
-    cache::end(own);
-    cache::end(peer);
+pub unsafe extern "C" fn wharf_end_cached(key: *const Key) -> u32 {
+    // SAFETY: the caller's contract.
+    let Some(key) = (unsafe { key.as_ref() }) else { return 0 };
+    for end in [key.low, key.high] {
+        // On this function's stack, as in `wharf_other`.
+        let end = core::hint::black_box(end);
+        if let Some(row) = endpoint(end) {
+            cache::end(row.endpoint_id.into());
+        }
+    }
     0
 }
 

@@ -375,8 +375,8 @@ fn is_echo(protocol: u8, kind: u8) -> bool {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct Key {
-    low: Ipv6Address,
-    high: Ipv6Address,
+    pub low: Ipv6Address,
+    pub high: Ipv6Address,
     low_port: u16,
     high_port: u16,
     /// [`FlowKey::protocol`], [`FlowKey::kind`], [`FlowKey::upstream`], zero. One word: the compiler turns separately

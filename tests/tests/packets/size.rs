@@ -22,9 +22,9 @@ use crate::fixture::{
 
 /// Instructions that the verifier walks for an endpoint's programs together, about one for a microsecond: most of what
 /// a create costs in a burst. What few packets need belongs into the object `node`. Verifiers differ: 1,858 on Linux
-/// 6.18 (`deliver` 837, `from_container` 610, `to_container` 411), 2,300 on Linux 6.1. The flow cache has 470 of them,
+/// 6.18 (`deliver` 837, `from_container` 610, `to_container` 411), 2,429 on Linux 6.1. The flow cache has 470 of them,
 /// and saves each packet of a busy flow 50 to 75 ns.
-const VERIFIED_MAX: u32 = 2_400;
+const VERIFIED_MAX: u32 = 2_500;
 /// The same for one program of the node's, which is verified once at each start, of the million that the kernel allows.
 /// The largest, `judge`: 66,000 on Linux 6.18. Linux 6.1 walks more, because its verifier takes every number for one
 /// that matters as soon as a program has functions, so that it follows to the end each number that it can tell from
@@ -32,8 +32,9 @@ const VERIFIED_MAX: u32 = 2_400;
 const VERIFIED_OF_NODE_MAX: u32 = 200_000;
 /// BPF instructions of one program of an endpoint's, its subprograms included.
 const INSTRUCTIONS_MAX: u32 = 1_000;
-/// The same for one of the node's, which is held once: 6,332 for the largest.
-const INSTRUCTIONS_OF_NODE_MAX: u32 = 6_350;
+/// The same for one of the node's, which is held once: 6,392 for the largest, 100 of them to end entries of the flow
+/// cache.
+const INSTRUCTIONS_OF_NODE_MAX: u32 = 6_450;
 
 #[test]
 fn programs_stay_small() -> Result<()> {

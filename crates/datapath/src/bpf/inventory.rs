@@ -238,7 +238,7 @@ impl Bpf {
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
             }
             map::FLOW_CACHE | map::FLOW_CACHE_ENDS => {
-                let cause = "it repeats rows of FLOWS for less than a second; look at flows with `wharf bpf ct list`";
+                let cause = "it belongs to a cache of FLOWS; look at flows with `wharf bpf ct list`";
                 Err(fail("dump map", name, KernelErrorKind::Unsupported, cause))
             }
             map::PROFILES => {
