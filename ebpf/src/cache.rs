@@ -172,7 +172,7 @@ impl Transport {
             (UDP_BYTES, 0)
         };
         let missing = u32::from(bytes).wrapping_sub(least) >> 31;
-        let kind = u32::from(protocol) | is_ipv6 * CACHED_IPV6;
+        let kind = u32::from(protocol) | (is_ipv6 * CACHED_IPV6);
         Some(Self { ports, kind, oddities: missing | u32::from(begins_or_ends) })
     }
 
