@@ -67,6 +67,7 @@ fn sender(client: &Pod, server: SocketAddr) -> Result<Worker> {
         let number = latest.fetch_add(1, SeqCst) + 1;
         // The first call may return the error of an earlier datagram.
         if socket.send(&number.to_be_bytes()).is_err() {
+            // While nobody has the address, this fails too.
             let _ = socket.send(&number.to_be_bytes());
         }
         while socket.recv(&mut [0; 8]).is_ok() {}
@@ -81,6 +82,7 @@ fn answerer(socket: UdpSocket) -> Result<Worker> {
         let mut number = [0; 8];
         if let Ok((8, from)) = socket.recv_from(&mut number) {
             latest.fetch_max(u64::from_be_bytes(number), SeqCst);
+            // The client may not be reached: its policy is the test's subject.
             let _ = socket.send_to(&number, from);
         }
     }))
