@@ -26,9 +26,10 @@ pub enum CreateStep {
     EnsureConfig,
     /// Attach the programs: policy applies, so the link may come up.
     EnsureAttached,
-    /// Add addresses and routes and bring the link up.
+    /// Write the shared-map rows for other endpoints, then add addresses and routes and bring the link up: a flow that
+    /// finds the link before the rows takes the node's stack for good.
     EnsureConnected,
-    /// Write the shared-map rows for other endpoints.
+    /// Write the rows of another plugin's link, publish ports, and announce addresses to the network.
     EnsureReachable,
     /// Store endpoint and leases, close the intent: one transaction.
     Commit,
@@ -172,8 +173,8 @@ pub const fn undo(step: CreateStep) -> Option<UndoStep> {
         CreateStep::EnsureConfig => Some(UndoStep::AwaitProxy),
         CreateStep::EnsureAttached => Some(UndoStep::Detach),
         // Addresses and routes disappear with the link.
-        CreateStep::EnsureConnected => None,
-        CreateStep::EnsureReachable => Some(UndoStep::RemoveReachable),
+        CreateStep::EnsureConnected => Some(UndoStep::RemoveReachable),
+        CreateStep::EnsureReachable => None,
         CreateStep::Commit => Some(UndoStep::RemoveRecord),
     }
 }

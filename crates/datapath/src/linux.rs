@@ -361,7 +361,13 @@ impl EndpointKernel for LinuxKernel {
 
     async fn ensure_connected(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
-        self.blocking("connect endpoint", move |k| connect::ensure_connected(&k.netns, &record)).await
+        self.blocking("connect endpoint", move |k| {
+            if record.link_owner.is_wharf() {
+                k.bpf.ensure_rows(&record)?;
+            }
+            connect::ensure_connected(&k.netns, &record)
+        })
+        .await
     }
 
     async fn ensure_mtu(&self, record: &EndpointRecord, mtu: u32) -> Result<Option<u32>> {

@@ -267,7 +267,6 @@ async fn regeneration_replaces_and_keeps_the_maps<W: World>(w: W) {
     let netns = k.observe_netns(&path).await.expect("netns");
     let mut r = record(1, 10, &netns, "eth0");
     let first = k.ensure_programs(&program_spec(&r)).await.expect("programs");
-    assert!(first.memlock_bytes > 0);
     let link = k.ensure_link(&link_spec(&r)).await.expect("link");
     (r.host_ifindex, r.container_ifindex) = (link.host_ifindex, link.container_ifindex);
     k.ensure_config(r.id, &config_spec(&r)).await.expect("config");
@@ -283,7 +282,6 @@ async fn regeneration_replaces_and_keeps_the_maps<W: World>(w: W) {
     assert_eq!(k.observe_endpoint(&r).await.expect("observe"), [], "the slot has the new program too");
     let kept = k.ensure_programs(&ProgramSpec { keep: true, ..program_spec(&r) }).await.expect("programs kept");
     assert_eq!((kept.program_ids, kept.map_ids), (second.program_ids, second.map_ids), "what a load would only repeat");
-    assert!(kept.memlock_bytes > 0);
     assert_eq!(k.ensure_attached(&link_ref(&r)).await.expect("attached"), Attached::Replaced);
     assert_eq!(k.observe_endpoint(&r).await.expect("observe"), [], "attaching what is attached changes nothing");
     delete(k, &r).await;

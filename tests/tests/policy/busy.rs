@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use wharf_api::FlowList;
 use wharf_tests::{Node, NodeConfig, echo, scenario, wait};
 
 use crate::{
@@ -92,6 +93,14 @@ fn bind(server: &Pod, to: SocketAddr) -> Result<UdpSocket> {
     server.space()?.run(|| UdpSocket::bind(to))?.with_context(|| format!("bind {to}"))
 }
 
+fn takes_stack(node: &Node, to: SocketAddr) -> Result<bool> {
+    let (address, port) = (to.ip().to_string(), to.port().to_string());
+    let filters = ["bpf", "ct", "list", "-o", "json", "--address", &address, "--port", &port];
+    let list: FlowList = serde_json::from_str(&node.wharf(&filters)?.ok()?)?;
+    ensure!(!list.flows.is_empty(), "no flow to {to}");
+    Ok(list.flows.iter().any(|flow| flow.by_stack))
+}
+
 /// With so many datagrams more, a flow is in the cache.
 const MANY: u64 = 50;
 
@@ -169,6 +178,7 @@ fn a_busy_flow_to_an_address_reaches_who_has_it_at_once() -> Result<()> {
             let first = u64::from_be_bytes(first);
             ensure!(first <= bound + 1, "{first} is the first to arrive, {bound} was sent before");
             receives = answerer(socket)?;
+            ensure!(!takes_stack(node, to)?, "round {round}: the flow takes the node's stack");
         }
         drop(receives);
         others.extend([web, server]);

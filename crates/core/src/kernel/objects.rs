@@ -276,8 +276,6 @@ pub struct Programs {
     pub program_ids: [u32; 3],
     /// Kernel ids of `CONFIG`, `METRICS` and `BANDWIDTH`.
     pub map_ids: [u32; 3],
-    /// Bytes (memlock in fdinfo).
-    pub memlock_bytes: u64,
 }
 
 /// Desired veth pair.

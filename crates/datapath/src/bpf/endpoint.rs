@@ -14,7 +14,9 @@ use wharf_core::{
 use wharf_crash as crash;
 
 use super::{
-    Bpf, bandwidth, loader, maps,
+    Bpf, bandwidth,
+    held::data_of,
+    loader, maps,
     objects::objects,
     pins::{self, LINKS, LOGS, MAPS, PROGRAMS, upcoming},
     shared::pin_upcoming,
@@ -59,9 +61,10 @@ impl Bpf {
 
     fn load_and_pin(&self, spec: &ProgramSpec) -> Result<Programs> {
         let mut paths = Vec::with_capacity(1 + MAPS.len());
-        for name in MAPS {
+        let mut pinned = [None; MAPS.len()];
+        for (name, id) in MAPS.into_iter().zip(&mut pinned) {
             let path = self.pins.endpoint(spec.id, name);
-            self.check_pinned(&path, name)?;
+            *id = self.check_pinned(&path, name)?;
             paths.push((name, path));
         }
         let object = match (spec.debug, objects().endpoint_debug) {
@@ -83,13 +86,12 @@ impl Bpf {
             host_mac: spec.host_mac.0,
             debug: u32::from(spec.debug),
         };
-        if let Some(kept) = self.kept(spec, &consts)? {
+        if let Some(kept) = self.kept(spec, &consts, pinned)? {
             return Ok(kept);
         }
         let load = |e: &aya::EbpfError| wrap("load programs", about(spec.id), e);
         let mut ebpf = self.load(object, Some(&consts), paths, load)?;
         crash::point("datapath/programs/after-maps");
-        let mut memlock_bytes = 0;
         let (mut program_ids, mut tags) = ([0; 3], [0; 3]);
         for ((name, id), tag) in PROGRAMS.iter().zip(&mut program_ids).zip(&mut tags) {
             let subject = format!("{name} of endpoint {}", spec.id);
@@ -97,21 +99,19 @@ impl Bpf {
             program.load().map_err(|e| loader::load_error(subject.clone(), &e))?;
             let info = program.info().map_err(|e| wrap("read program", &subject, &e))?;
             (*id, *tag) = (info.id(), info.tag());
-            memlock_bytes += maps::memlock(program.fd().map_err(|e| wrap("read program", &subject, &e))?)?;
         }
         if !spec.debug {
             self.known.learn(tags);
         }
         // The first load learns the tags.
-        if let Some(kept) = self.kept(spec, &consts)? {
+        if let Some(kept) = self.kept(spec, &consts, pinned)? {
             return Ok(kept);
         }
         let mut map_ids = [0; MAPS.len()];
         for (name, id) in MAPS.iter().zip(&mut map_ids) {
-            let path = self.pins.endpoint(spec.id, name);
-            let data = maps::open(&path, name)?;
-            *id = data.info().map_err(|e| wrap("read map", path.display().to_string(), &e))?.id();
-            memlock_bytes += maps::memlock(data.fd())?;
+            let missing = || fail("load programs", about(spec.id), KernelErrorKind::Other, format!("no map {name}"));
+            let data = ebpf.map(name).and_then(data_of).ok_or_else(missing)?;
+            *id = maps::id(data, &self.pins.endpoint(spec.id, name))?;
         }
         // All upcoming pins are made before the first move.
         let mut ready = Vec::with_capacity(PROGRAMS.len());
@@ -124,7 +124,7 @@ impl Bpf {
             pins::replace(&next, &path)?;
             crash::point(point);
         }
-        Ok(Programs { program_ids, map_ids, memlock_bytes })
+        Ok(Programs { program_ids, map_ids })
     }
 
     pub(crate) fn ensure_config(&self, id: EndpointId, spec: &ConfigSpec) -> Result<()> {

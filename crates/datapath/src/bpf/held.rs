@@ -75,7 +75,7 @@ fn typed(name: &str, data: MapData) -> Map {
     }
 }
 
-fn data_of(map: &Map) -> Option<&MapData> {
+pub(super) fn data_of(map: &Map) -> Option<&MapData> {
     match map {
         Map::HashMap(data)
         | Map::LruHashMap(data)

@@ -2,7 +2,10 @@
 //! loaded instructions without map descriptors (`bpf_prog_info.tag`); constants and maps are compared separately. The
 //! tag depends on the kernel, so the first load learns it. Programs with log records are always reloaded.
 
-use std::sync::{Mutex, PoisonError};
+use std::{
+    collections::BTreeSet,
+    sync::{Mutex, PoisonError},
+};
 
 use aya::{
     maps::{Array, Map, MapData},
@@ -12,7 +15,7 @@ use wharf_common::EndpointConsts;
 use wharf_core::kernel::{KernelErrorKind, ProgramSpec, Programs, Result};
 
 use super::{
-    Bpf, maps,
+    Bpf,
     pins::{MAPS, PROGRAMS},
 };
 use crate::error::wrap;
@@ -34,11 +37,21 @@ impl Known {
 }
 
 impl Bpf {
-    /// `None` when the programs differ or must not be kept, or the tags are unknown.
-    pub(super) fn kept(&self, spec: &ProgramSpec, consts: &EndpointConsts) -> Result<Option<Programs>> {
-        let Some(tags) = self.known.tags().filter(|_| spec.keep && !spec.debug) else { return Ok(None) };
-        let mut programs = Programs { program_ids: [0; 3], map_ids: [0; MAPS.len()], memlock_bytes: 0 };
-        let mut used = Vec::new();
+    /// `None` when the programs differ or must not be kept, or the tags are unknown. `pinned`: ids of the pinned maps.
+    pub(super) fn kept(
+        &self,
+        spec: &ProgramSpec,
+        consts: &EndpointConsts,
+        pinned: [Option<u32>; MAPS.len()],
+    ) -> Result<Option<Programs>> {
+        let ([Some(config), Some(metrics), Some(bandwidth)], Some(tags)) = (pinned, self.known.tags()) else {
+            return Ok(None);
+        };
+        if !spec.keep || spec.debug {
+            return Ok(None);
+        }
+        let mut programs = Programs { program_ids: [0; 3], map_ids: [config, metrics, bandwidth] };
+        let mut used = BTreeSet::new();
         for ((name, tag), id) in PROGRAMS.iter().zip(tags).zip(&mut programs.program_ids) {
             let path = self.pins.endpoint(spec.id, name);
             let read = |e: &(dyn std::error::Error + 'static)| wrap("read program", path.display().to_string(), e);
@@ -51,20 +64,10 @@ impl Bpf {
                 return Ok(None);
             }
             *id = info.id();
-            programs.memlock_bytes += u64::from(info.memory_locked().map_err(|e| read(&e))?);
             used.extend(info.map_ids().map_err(|e| read(&e))?.into_iter().flatten());
         }
-        for (name, id) in MAPS.iter().zip(&mut programs.map_ids) {
-            let path = self.pins.endpoint(spec.id, name);
-            let data = match maps::open(&path, name) {
-                Ok(data) => data,
-                Err(e) if e.kind == KernelErrorKind::NotFound => return Ok(None),
-                Err(e) => return Err(e),
-            };
-            *id = maps::id(&data, &path)?;
-            programs.memlock_bytes += maps::memlock(data.fd())?;
-        }
-        let right_maps = self.held_ids().iter().map(|(_, id)| id).chain(&programs.map_ids).all(|id| used.contains(id));
+        let right_maps = self.held_ids().iter().map(|(_, id)| id).chain(&programs.map_ids).all(|id| used.remove(id));
+        // Left are the maps of constants.
         if !right_maps || !used.iter().any(|id| has_constants(*id, consts)) {
             return Ok(None);
         }

@@ -81,6 +81,16 @@ impl Bpf {
         SchedClassifier::from_pin(&path).map_err(|e| wrap("open program", path.display().to_string(), &e))
     }
 
+    /// [`Self::ensure_reachable`], unless the rows are there.
+    pub(crate) fn ensure_rows(&self, record: &EndpointRecord) -> Result<()> {
+        for address in record.addresses() {
+            if self.endpoint_row(address)? != Some(expected_row(record, address)) {
+                return self.ensure_reachable(record);
+            }
+        }
+        Ok(())
+    }
+
     /// `CALLS` first: a sender that finds the address must find the program.
     pub(crate) fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let operation = "make reachable";

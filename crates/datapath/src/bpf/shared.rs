@@ -110,7 +110,7 @@ impl Bpf {
                     Some(bad @ (BadPin::Missing | BadPin::Another(_))) => unpinned.push((own, bad)),
                     None | Some(BadPin::Unread) => {}
                 },
-                None if self.check_pinned(&self.pins.shared(name), name)? => {}
+                None if self.check_pinned(&self.pins.shared(name), name)?.is_some() => {}
                 None => wanted.push(name),
             }
         }
@@ -317,10 +317,10 @@ impl Bpf {
     }
 
     /// An error for another shape.
-    pub(super) fn check_pinned(&self, path: &Path, name: &str) -> Result<bool> {
+    pub(super) fn check_pinned(&self, path: &Path, name: &str) -> Result<Option<u32>> {
         match maps::open(path, name) {
-            Ok(_) => Ok(true),
-            Err(e) if e.kind == KernelErrorKind::NotFound => Ok(false),
+            Ok(data) => maps::id(&data, path).map(Some),
+            Err(e) if e.kind == KernelErrorKind::NotFound => Ok(None),
             Err(e) => Err(e),
         }
     }

@@ -18,13 +18,22 @@ use super::{
     FakeKernel, Operation,
     kernel::{endpoint, not_found},
     observe, selfcheck,
-    state::{Hook, HostSide, Inside, Pinned, host_net},
+    state::{Hook, HostSide, Inside, Pinned, State, host_net},
 };
 use crate::{error::fail, netlink::link};
 
 /// The name suffices only for Wharf's links.
 fn is_of(seen: &HostSide, link: &LinkRef) -> bool {
     link.host_ifindex.map_or(link.owner.is_wharf(), |wanted| wanted == seen.ifindex)
+}
+
+fn write_rows(state: &mut State, operation: Operation, record: &EndpointRecord) -> Result<()> {
+    let Some(pinned) = state.pins.get(&record.id) else {
+        return Err(not_found(operation, endpoint(record.id), "its programs are not pinned"));
+    };
+    state.calls.insert(record.id, pinned.program_ids[2]);
+    state.rows.extend(record.addresses().map(|address| (address, observe::table_row(record, address))));
+    Ok(())
 }
 
 #[async_trait]
@@ -48,7 +57,7 @@ impl EndpointKernel for FakeKernel {
         let spec = spec.clone();
         self.change(Operation::EnsurePrograms, endpoint(spec.id), move |s| {
             if let Some(old) = s.pins.get(&spec.id).filter(|p| spec.keep && p.is_of(&spec)) {
-                return Ok(Programs { program_ids: old.program_ids, map_ids: old.map_ids, memlock_bytes: 3 * 8192 });
+                return Ok(Programs { program_ids: old.program_ids, map_ids: old.map_ids });
             }
             let program_ids = [s.fresh(), s.fresh(), s.fresh()];
             let map_ids = match s.pins.get(&spec.id) {
@@ -63,7 +72,7 @@ impl EndpointKernel for FakeKernel {
                     s.pins.insert(spec.id, new);
                 }
             }
-            Ok(Programs { program_ids, map_ids, memlock_bytes: 3 * 8192 })
+            Ok(Programs { program_ids, map_ids })
         })
         .await
     }
@@ -223,6 +232,10 @@ impl EndpointKernel for FakeKernel {
         let record = record.clone();
         self.change(Operation::EnsureConnected, endpoint(record.id), move |s| {
             let gone = |what: &str| Err(not_found(Operation::EnsureConnected, endpoint(record.id), what));
+            let has_row = |address| s.rows.get(&address) == Some(&observe::table_row(&record, address));
+            if record.link_owner.is_wharf() && !record.addresses().all(has_row) {
+                write_rows(s, Operation::EnsureConnected, &record)?;
+            }
             if s.links.get(record.host_ifname.as_str()).is_none_or(|l| l.ifindex != record.host_ifindex) {
                 return gone("the link is gone");
             }
@@ -271,13 +284,7 @@ impl EndpointKernel for FakeKernel {
     async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.change(Operation::EnsureReachable, endpoint(record.id), move |s| {
-            let Some(pinned) = s.pins.get(&record.id) else {
-                return Err(not_found(Operation::EnsureReachable, endpoint(record.id), "its programs are not pinned"));
-            };
-            s.calls.insert(record.id, pinned.program_ids[2]);
-            for address in record.addresses() {
-                s.rows.insert(address, observe::table_row(&record, address));
-            }
+            write_rows(s, Operation::EnsureReachable, &record)?;
             if s.masquerade.is_some() {
                 s.nat.extend(record.nat_entries());
                 s.published.extend(record.nat_entries());
