@@ -524,7 +524,11 @@ fn serve_feed(node: &Arc<Node>, listener: Socket) {
     every(life, cluster::feed::REPORT_CONTROLLER, cluster::feed::REPORT_INTERVAL, move |life| {
         let (reported, reporter) = (Arc::clone(&reported), Arc::clone(&reporter));
         async move {
-            reported.look(&*life).await;
+            // Waits for a policy change, whose delay the report names.
+            let looked = tokio::time::timeout(cluster::feed::REPORT_INTERVAL, reported.look(&*life)).await;
+            if looked.is_err() {
+                tracing::debug!("the report has the refused rows of before: a policy change takes long");
+            }
             reported.report(reporter.report().await);
             Ok::<(), std::convert::Infallible>(())
         }

@@ -134,7 +134,7 @@ pub(super) fn step_in_words(step: &str) -> Option<&'static str> {
         "ensure-config" => "its configuration row to be written",
         "ensure-attached" => "its programs to be attached",
         "ensure-connected" => "its link to come up",
-        "ensure-reachable" => "its rows in the shared maps to be written",
+        "ensure-reachable" => "its rows in the shared maps and its published ports to be written",
         "detach" => "its programs to come off",
         "remove-reachable" => "its rows in the shared maps to go",
         "await-proxy" => "the proxy to let go of its connections",

@@ -26,10 +26,9 @@ pub enum CreateStep {
     EnsureConfig,
     /// Attach the programs: policy applies, so the link may come up.
     EnsureAttached,
-    /// Write the shared-map rows for other endpoints, then add addresses and routes and bring the link up: a flow that
-    /// finds the link before the rows takes the node's stack for good.
+    /// Add addresses and routes and bring the link up; before the node's route, write the shared-map rows.
     EnsureConnected,
-    /// Write the rows of another plugin's link, publish ports, and announce addresses to the network.
+    /// Write the shared-map rows for other endpoints that are missing or have changed, and publish ports.
     EnsureReachable,
     /// Store endpoint and leases, close the intent: one transaction.
     Commit,
@@ -139,8 +138,8 @@ impl UndoStep {
     pub const fn deadline_ms(self) -> u64 {
         match self {
             Self::RemoveRecord | Self::CloseIntent => DeleteStep::RemoveRecord.deadline_ms(),
-            Self::RemoveReachable => DeleteStep::RemoveReachable.deadline_ms(),
-            Self::Detach => DeleteStep::Detach.deadline_ms(),
+            // Like a detachment, it can wait for the kernel's lock.
+            Self::RemoveReachable | Self::Detach => DeleteStep::Detach.deadline_ms(),
             Self::AwaitProxy => DeleteStep::AwaitProxy.deadline_ms(),
             Self::RemoveLink => DeleteStep::RemoveLink.deadline_ms(),
             Self::RemovePrograms => DeleteStep::Unpin.deadline_ms(),

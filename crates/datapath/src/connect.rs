@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use rtnetlink::{LinkUnspec, packet_route::RouteNetlinkMessage};
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner},
-    kernel::{KernelErrorKind, MIN_MTU, Result},
+    kernel::{KernelError, KernelErrorKind, MIN_MTU, Result},
 };
 use wharf_crash as crash;
 
@@ -22,7 +22,7 @@ use crate::{
         route::{self, Route},
     },
     netns::NetnsThread,
-    plugin_link, router,
+    router,
     source_rule::{self, SECOND_METRIC},
 };
 
@@ -61,10 +61,13 @@ struct Outcome {
     in_the_way: Vec<Route>,
 }
 
-pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) -> Result<()> {
-    if !record.link_owner.is_wharf() {
-        return plugin_link::is_same(thread, record);
-    }
+/// `write_rows`, for an endpoint without rows in the shared maps, is called before the node has a route to it. A flow
+/// that came by the route first would keep the path through the node's stack (`STACK_PATHS`).
+pub(crate) fn ensure_connected(
+    thread: &NetnsThread,
+    record: &EndpointRecord,
+    write_rows: Option<impl FnOnce() -> Result<()>>,
+) -> Result<()> {
     let mut inside = thread.connect(OPERATION, &record.netns)?;
     let name = record.attachment.ifname.as_str();
     let seen = match link::look_up(&mut inside, name)? {
@@ -108,6 +111,15 @@ pub(crate) fn ensure_connected(thread: &NetnsThread, record: &EndpointRecord) ->
         }
     };
     crash::point("datapath/connect/before-host");
+    if let Some(write_rows) = write_rows {
+        // With rows, programs would bring the container the packets to whom this route leads.
+        for address in record.addresses() {
+            if route::is_taken(&mut host, address)? {
+                return Err(conflict(record, address));
+            }
+        }
+        write_rows()?;
+    }
     let sources = sources(&mut host, record)?;
     let mut outcome = run(&mut host, host_steps(record, &seen, &sources), record)?;
     if outcome.ipv6_off {
@@ -253,15 +265,16 @@ fn host_steps(record: &EndpointRecord, seen: &LinkSeen, sources: &[IpAddr]) -> V
     steps
 }
 
+fn conflict(record: &EndpointRecord, address: IpAddr) -> KernelError {
+    let cause = "the node has a route to this address that is not Wharf's; remove it (`ip route show table main`), or \
+                 take the address out of the pools";
+    fail(OPERATION, about(record, &format!("route to {address}")), KernelErrorKind::Conflict, cause)
+}
+
 /// Replaces an older Wharf route.
 fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> Result<()> {
     let address = route.destination.addr();
-    let subject = || about(record, &format!("route to {address}"));
-    let conflict = || {
-        let cause = "the node has a route to this address that is not Wharf's; remove it (`ip route show table main`), \
-                     or take the address out of the pools";
-        fail(OPERATION, subject(), KernelErrorKind::Conflict, cause)
-    };
+    let conflict = || conflict(record, address);
     let old = match route::of_address(host, address)? {
         Some(there) if there.ifindex == route.ifindex && there.source == route.source => return Ok(()),
         Some(old) => old,
@@ -271,7 +284,9 @@ fn take_place(host: &mut Connection, route: &Route, record: &EndpointRecord) -> 
         match host.batch(vec![request])?.pop() {
             Some(Err(refusal)) if refusal.is(fine) => {}
             Some(Err(refusal)) if refusal.is(libc::EEXIST) => return Err(conflict()),
-            Some(Err(refusal)) => return Err(refusal.into_error(OPERATION, subject())),
+            Some(Err(refusal)) => {
+                return Err(refusal.into_error(OPERATION, about(record, &format!("route to {address}"))));
+            }
             _ => {}
         }
     }

@@ -15,9 +15,10 @@ use wharf_core::{
     flow::{FlowFilter, FlowList, FlowUsage, ProxyClients},
     ids::{ContainerId, EndpointId, Epoch, IfName},
     kernel::{
-        AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelErrorKind,
-        KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, MissingRoute, NatKernel, NatView, NodeKernel,
-        NodeSpec, OverlayView, PeerRoute, PluginLink, PolicyKernel, ProgramSpec, Programs, Result, RouteRow,
+        AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelError,
+        KernelErrorKind, KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, MissingRoute, NatKernel,
+        NatView, NodeKernel, NodeSpec, OverlayView, PeerRoute, PluginLink, PolicyKernel, ProgramSpec, Programs, Result,
+        RouteRow,
     },
     mtu::Uplink,
     nat::{NatEntry, PortMapping},
@@ -362,10 +363,22 @@ impl EndpointKernel for LinuxKernel {
     async fn ensure_connected(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.blocking("connect endpoint", move |k| {
-            if record.link_owner.is_wharf() {
-                k.bpf.ensure_rows(&record)?;
+            if !record.link_owner.is_wharf() {
+                return plugin_link::is_same(&k.netns, &record);
             }
-            connect::ensure_connected(&k.netns, &record)
+            let write_rows = || {
+                let held = k.announcer.hold();
+                // `NotFound` is for the container's namespace and link.
+                let missing = |e: KernelError| match e.kind {
+                    KernelErrorKind::NotFound => KernelError { kind: KernelErrorKind::Other, ..e },
+                    _ => e,
+                };
+                k.bpf.ensure_reachable(&record).map_err(missing)?;
+                held.iter().for_each(|held| held.publish(record.addresses()));
+                Ok(())
+            };
+            let missing = !k.bpf.has_rows(&record)?;
+            connect::ensure_connected(&k.netns, &record, missing.then_some(write_rows))
         })
         .await
     }

@@ -639,10 +639,17 @@ fn a_route_to_an_address_that_is_not_ours_is_told_of_and_stays() {
         let ours = route();
         assert!(ours.contains("proto 87"), "{ours}");
         run("ip", &["route", "replace", &address, "dev", "lo", "proto", "static"]);
-        let error = k.ensure_connected(&endpoint).await.expect_err("refused");
-        assert_eq!(error.kind, KernelErrorKind::Conflict, "{error}");
-        assert!(error.to_string().contains(&address), "{error}");
-        assert!(route().contains("dev lo proto static"), "{}", route());
+        let refused = async || {
+            let error = k.ensure_connected(&endpoint).await.expect_err("refused");
+            assert_eq!(error.kind, KernelErrorKind::Conflict, "{error}");
+            assert!(error.to_string().contains(&address), "{error}");
+            assert!(route().contains("dev lo proto static"), "{}", route());
+        };
+        refused().await;
+        // The programs bring no packets to this address to an endpoint that is not connected.
+        k.remove_reachable(&endpoint).await.expect("unreachable");
+        refused().await;
+        assert_eq!(k.dump().await.expect("dump").endpoint_rows, []);
         // Out of the way, ours comes back; and in the place of one of ours that is out of date.
         run("ip", &["route", "del", &address]);
         k.ensure_connected(&endpoint).await.expect("put in");

@@ -107,15 +107,13 @@ impl Api {
     /// # Errors
     /// As [`Self::open`], and for the body.
     pub async fn get(&self, uri: Uri, most: usize) -> Result<Bytes, Failure> {
-        let answer = self.open(request(Method::GET, uri, None, Body::empty())?).await?;
-        let number = answer.number;
-        // Bounds a server that sends some bytes within each limit.
-        let body = match timeout(WHOLE, read(answer.response.into_body(), most)).await {
-            Ok(body) => body,
-            Err(_) => Err(Failure::Silent(WHOLE)),
-        };
+        self.read(self.open(request(Method::GET, uri, None, Body::empty())?).await?, most).await
+    }
+
+    async fn read(&self, answer: Answer, most: usize) -> Result<Bytes, Failure> {
+        let body = read(answer.response.into_body(), most).await;
         if body.as_ref().is_err_and(Failure::is_of_connection) {
-            self.discard(number);
+            self.discard(answer.number);
         }
         body
     }
@@ -155,7 +153,7 @@ impl Api {
         let body = serde_json::to_vec(value).map_err(Failure::Undecodable)?;
         let answer = self.open(request(method, uri, Some(form), Body::from(body))?).await?;
         // A connection is reusable after the end of the body.
-        read(answer.response.into_body(), MAX_OBJECT).await.map(drop)
+        self.read(answer, MAX_OBJECT).await.map(drop)
     }
 
     async fn client(&self) -> Result<(Client, usize), Failure> {
@@ -223,15 +221,19 @@ pub async fn part(body: &mut Body) -> Result<Option<Bytes>, Failure> {
     }
 }
 
+/// Within [`WHOLE`]: a server may send some bytes within each limit.
 async fn read(mut body: Body, most: usize) -> Result<Bytes, Failure> {
-    let mut text = BytesMut::new();
-    while let Some(part) = part(&mut body).await? {
-        if text.len() + part.len() > most {
-            return Err(Failure::TooLarge(most));
+    let whole = async {
+        let mut text = BytesMut::new();
+        while let Some(part) = part(&mut body).await? {
+            if text.len() + part.len() > most {
+                return Err(Failure::TooLarge(most));
+            }
+            text.extend_from_slice(&part);
         }
-        text.extend_from_slice(&part);
-    }
-    Ok(text.freeze())
+        Ok(text.freeze())
+    };
+    timeout(WHOLE, whole).await.unwrap_or(Err(Failure::Silent(WHOLE)))
 }
 
 async fn refusal(answer: Response<Body>) -> Failure {

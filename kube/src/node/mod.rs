@@ -9,7 +9,7 @@ use std::{sync::Arc, time::Duration};
 use jiff::Timestamp;
 use tokio::{
     sync::watch,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use self::{
@@ -28,6 +28,9 @@ use crate::{
 const PERIOD: Duration = Duration::from_secs(120);
 /// Collects changes, and bounds the requests of a conflict with another writer.
 const QUIET: Duration = Duration::from_millis(200);
+
+/// For the Events of one reconciliation: meanwhile no change of the agent's state is followed.
+const EVENTS: Duration = Duration::from_secs(5);
 
 /// The task.
 #[derive(Debug)]
@@ -117,26 +120,37 @@ impl Reconciler {
             // A just started agent reports its health endpoint later.
             wanted.annotations.retain(|(_, addresses)| addresses.is_some());
         }
-        let patch = wanted.patch(&node);
-        let status = wanted.status_patch(&node, Timestamp::now());
-        // Condition before taint removal: schedulers read both.
-        if let Some(status) = &status {
-            self.api.patch(&format!("{path}/status"), Merge::Strategic, status).await?;
-            self.metrics.node_patch();
+        // The taint comes before the condition and goes after it: schedulers read both, and a webhook may refuse the
+        // status.
+        let comes = wanted.taint == Some(true);
+        if comes {
+            self.patch_object(&path, &wanted, &node).await?;
         }
-        if let Some(patch) = patch {
-            let result = match &status {
+        if let Some(status) = wanted.status_patch(&node, Timestamp::now()) {
+            self.api.patch(&format!("{path}/status"), Merge::Strategic, &status).await?;
+            self.metrics.node_patch();
+            if !comes && wanted.patch(&node).is_some() {
                 // The status patch changed the version.
-                Some(_) => match wanted.patch(&self.api.object(&path).await?) {
-                    Some(patch) => self.api.patch(&path, Merge::Json, &patch).await,
-                    None => Ok(()),
-                },
-                None => self.api.patch(&path, Merge::Json, &patch).await,
-            };
-            result?;
-            self.metrics.node_patch();
-            tracing::info!(taint = ?wanted.taint, "this node's object follows the agent");
+                let node = self.api.object(&path).await?;
+                self.patch_object(&path, &wanted, &node).await?;
+            }
+        } else if !comes {
+            self.patch_object(&path, &wanted, &node).await?;
         }
-        self.events.report(&self.api, &node, state).await
+        match timeout(EVENTS, self.events.report(&self.api, &node, state)).await {
+            Ok(reported) => reported,
+            Err(_) => {
+                tracing::warn!("Events are not created within {EVENTS:?}; they are tried again");
+                Ok(())
+            }
+        }
+    }
+
+    async fn patch_object(&self, path: &str, wanted: &Wanted, node: &Node) -> Result<(), Failure> {
+        let Some(patch) = wanted.patch(node) else { return Ok(()) };
+        self.api.patch(path, Merge::Json, &patch).await?;
+        self.metrics.node_patch();
+        tracing::info!(taint = ?wanted.taint, "this node's object follows the agent");
+        Ok(())
     }
 }

@@ -159,10 +159,10 @@ impl Watcher {
         // Separate from `delays`: lost connections do not delay a list.
         let mut lost = Delays::default();
         loop {
-            let began = Instant::now();
+            let mut accepted = None;
             // The next list recovers an update that a cancelled watch loses.
-            let ended = timeout_at(due, self.watch(&served, &mut version)).await;
-            if began.elapsed() >= HEALTHY {
+            let ended = timeout_at(due, self.watch(&served, &mut version, &mut accepted)).await;
+            if accepted.is_some_and(|at: Instant| at.elapsed() >= HEALTHY) {
                 delays.reset();
                 lost.reset();
             }

@@ -70,11 +70,17 @@ impl Version {
 }
 
 impl Watcher {
-    /// Watches until the server ends the stream as requested. `version` follows the events.
+    /// Watches until the server ends the stream as requested. `version` follows the events; `accepted` is the time of
+    /// the answer's headers.
     ///
     /// # Errors
     /// Any other end of the stream.
-    pub(super) async fn watch(&self, served: &Served, version: &mut Version) -> Result<(), Stop> {
+    pub(super) async fn watch(
+        &self,
+        served: &Served,
+        version: &mut Version,
+        accepted: &mut Option<Instant>,
+    ) -> Result<(), Stop> {
         let seconds = rand::random_range(SECONDS);
         let query = format!(
             "{}watch=true&allowWatchBookmarks=true&resourceVersion={}&timeoutSeconds={seconds}",
@@ -86,6 +92,7 @@ impl Watcher {
         self.set_state(State::Watching);
         let number = answer.number;
         let began = Instant::now();
+        *accepted = Some(began);
         let limit = Duration::from_secs(seconds) + GRACE;
         let read = self.events(answer.response.into_body(), served, version);
         match timeout_at(began + limit, read).await {

@@ -120,6 +120,42 @@ async fn a_short_absence_of_the_agent_changes_nothing_and_a_long_one_does() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn the_taint_comes_although_the_condition_is_refused() {
+    let bench = Bench::start(cluster(), Agent::start());
+    let server = &bench.server;
+    until("no taint", SOON, || !is_tainted(server)).await;
+    for _ in 0..100 {
+        server.fail("/status", Fault::Status(500, None));
+    }
+    bench.agent.away(true);
+    until("the taint", Duration::from_secs(70), || is_tainted(server)).await;
+    assert_eq!(network(server).as_deref(), Some("False WharfIsUp"), "refused");
+}
+
+#[tokio::test(start_paused = true)]
+async fn events_without_an_answer_do_not_delay_the_taint() {
+    let server = cluster();
+    server.put(policy(Source::NetworkPolicy, "web", "p1", 80));
+    let bench = Bench::start(server, Agent::start());
+    let server = &bench.server;
+    until("no taint", SOON, || !is_tainted(server)).await;
+    for _ in 0..100 {
+        server.fail("/events", Fault::Hang);
+    }
+    bench.agent.refuse(vec![v1::RefusedRow {
+        kind: "policy".into(),
+        key: "NetworkPolicy shop/web".into(),
+        name: "web".into(),
+        reason: "no such field".into(),
+        stale: true,
+        conflict: false,
+    }]);
+    until("an attempt", SOON, || server.count("POST") == 1).await;
+    bench.agent.report(&[("Ready", false), ("RoutesInForce", true)]);
+    until("the taint", Duration::from_secs(8), || is_tainted(server)).await;
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_taint_of_another_writer_is_not_lost() {
     let bench = Bench::start(cluster(), Agent::start());
     let server = &bench.server;

@@ -370,6 +370,20 @@ fn a_reset_from_the_stack_ends_entries_of_a_direct_flow() -> Result<()> {
 }
 
 #[test]
+fn a_new_path_through_the_stack_ends_entries_of_both_endpoints() -> Result<()> {
+    let (mut a, _b) = pair()?;
+    for from_b in kinds().into_iter().filter(is_direct).map(|sent| sent.back()) {
+        let before = ends(&mut a)?;
+        // The second packet finds the path recorded.
+        for _ in 0..2 {
+            a.run_marked(program(from_b), &packet(from_b), 0, B.ifindex)?;
+            ensure!(ends(&mut a)? == before.map(|n| n + 1), "{from_b:?}: {before:?}, then {:?}", ends(&mut a)?);
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn what_takes_the_stack_between_endpoints_is_cached_as_such() -> Result<()> {
     stay_on_this_processor()?;
     let (mut a, _b) = pair()?;

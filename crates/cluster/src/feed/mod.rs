@@ -313,8 +313,7 @@ impl Feed {
             }
             Change::Put(row) => self.put(row, unreadable)?,
             Change::Delete(key) => {
-                let at_once = self.is_synced && phase == Phase::Complete;
-                self.table_mut(kind).delete(&key.key, at_once);
+                self.table_mut(kind).delete(&key.key, phase == Phase::Complete);
             }
         }
         Ok(())

@@ -157,8 +157,8 @@ pub trait EndpointKernel: Send + Sync + 'static {
     /// Attaches or atomically replaces programs.
     async fn ensure_attached(&self, link: &LinkRef) -> Result<Attached>;
 
-    /// Writes missing shared-map rows, adds addresses and routes, brings the link up. Only checks another plugin's
-    /// link.
+    /// Adds addresses and routes, brings the link up; writes missing shared-map rows before the node's route. Only
+    /// checks another plugin's link.
     async fn ensure_connected(&self, record: &EndpointRecord) -> Result<()>;
 
     /// Returns the container's smaller MTU, which stays. Skips missing and replaced sides.

@@ -67,7 +67,7 @@ impl Bpf {
             used.extend(info.map_ids().map_err(|e| read(&e))?.into_iter().flatten());
         }
         let right_maps = self.held_ids().iter().map(|(_, id)| id).chain(&programs.map_ids).all(|id| used.remove(id));
-        // Left are the maps of constants.
+        // Of those left, one must be the map of constants.
         if !right_maps || !used.iter().any(|id| has_constants(*id, consts)) {
             return Ok(None);
         }

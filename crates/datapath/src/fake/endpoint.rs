@@ -8,8 +8,8 @@ use wharf_core::{
     finding::EndpointProblem,
     ids::{EndpointId, IfIndex, IfName},
     kernel::{
-        Attached, ConfigSpec, CounterRow, EndpointKernel, KernelErrorKind, Link, LinkRef, LinkRelease, LinkSpec,
-        MIN_MTU, PluginLink, ProgramSpec, Programs, Result,
+        Attached, ConfigSpec, CounterRow, EndpointKernel, KernelError, KernelErrorKind, Link, LinkRef, LinkRelease,
+        LinkSpec, MIN_MTU, PluginLink, ProgramSpec, Programs, Result,
     },
     selfcheck::{Case, CaseResult},
 };
@@ -232,10 +232,6 @@ impl EndpointKernel for FakeKernel {
         let record = record.clone();
         self.change(Operation::EnsureConnected, endpoint(record.id), move |s| {
             let gone = |what: &str| Err(not_found(Operation::EnsureConnected, endpoint(record.id), what));
-            let has_row = |address| s.rows.get(&address) == Some(&observe::table_row(&record, address));
-            if record.link_owner.is_wharf() && !record.addresses().all(has_row) {
-                write_rows(s, Operation::EnsureConnected, &record)?;
-            }
             if s.links.get(record.host_ifname.as_str()).is_none_or(|l| l.ifindex != record.host_ifindex) {
                 return gone("the link is gone");
             }
@@ -252,6 +248,11 @@ impl EndpointKernel for FakeKernel {
             }
             inside.up = true;
             inside.addresses.extend(record.addresses());
+            let has_row = |address| s.rows.get(&address) == Some(&observe::table_row(&record, address));
+            if !record.addresses().all(has_row) {
+                let other = |e| KernelError { kind: KernelErrorKind::Other, ..e };
+                write_rows(s, Operation::EnsureConnected, &record).map_err(other)?;
+            }
             if let Some(host) = s.links.get_mut(record.host_ifname.as_str()) {
                 host.up = true;
                 (host.host_mac, host.mtu, host.arp) = (record.host_mac, record.mtu, false);

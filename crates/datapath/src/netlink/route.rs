@@ -22,6 +22,8 @@ use wharf_core::{
 use super::{Connection, Request};
 use crate::{PEER_PROTOCOL, ROUTE_PROTOCOL};
 
+/// The metric of an IPv6 route without one (`linux/ipv6_route.h`).
+const IP6_RT_PRIO_USER: u32 = 1024;
 /// Any other route takes precedence.
 const LAST_METRIC: u32 = 0x7768_0000;
 /// Before an unreachable route.
@@ -336,6 +338,15 @@ pub(crate) fn question(address: IpAddr) -> RouteMessage {
     question.header.destination_prefix_length = IpNet::from(address).prefix_len();
     question.attributes.push(RouteAttribute::Destination(RouteAddress::from(address)));
     question
+}
+
+/// Whether another program's route is where Wharf's would be. Unreachable routes are not looked for: nobody is behind
+/// them.
+pub(crate) fn is_taken(connection: &mut Connection, address: IpAddr) -> Result<bool> {
+    let (to, default) = (IpNet::from(address), if address.is_ipv4() { 0 } else { IP6_RT_PRIO_USER });
+    let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
+    let same = |r: Route| r.destination == to && r.protocol != ROUTE_PROTOCOL && r.metric.unwrap_or(default) == default;
+    Ok(answer.is_ok_and(|messages| messages.iter().filter_map(|m| read(m, None, None)).any(same)))
 }
 
 /// Reads the table only if the lookup matches another table's route.
