@@ -14,6 +14,7 @@ use wharf_kit::sync::lock;
 
 use super::{PATIENCE, cluster, status};
 use crate::{
+    cluster::feed,
     node::{Node, network},
     policy::{self, Policy},
     selfcheck,
@@ -24,8 +25,8 @@ const MAX_PROBLEMS: usize = 64;
 /// A failure that lasts so long makes the node unready. The agent repairs shorter ones, and a producer keeps pods away
 /// from a node that is not ready.
 const LASTING: Duration = Duration::from_secs(30);
-/// Their failures make the node unready.
-const NEEDED: [&str; 2] = [network::CONTROLLER, policy::CONTROLLER];
+/// Their failures make the node unready. Without the feed's file, no policy of the feed comes into force.
+const NEEDED: [&str; 3] = [network::CONTROLLER, policy::CONTROLLER, feed::KEEP_CONTROLLER];
 
 /// Makes the agent's reports.
 pub struct Reporter {
@@ -96,7 +97,10 @@ async fn policy_problem(policy: &Policy) -> Option<String> {
 
 fn failing(controllers: &[ControllerStatus]) -> Option<String> {
     let is_needed = |controller: &&ControllerStatus| {
-        controller.endpoint.is_none() && NEEDED.contains(&controller.name.as_str()) && controller.is_unwell()
+        // Any user of the cluster may cause its failures, but not a run without end.
+        let hangs = controller.name == feed::CONTROLLER && controller.consecutive_failures == 0;
+        let is_named = hangs || NEEDED.contains(&controller.name.as_str());
+        controller.endpoint.is_none() && is_named && controller.is_unwell()
     };
     let failing = controllers.iter().find(is_needed)?;
     let error = failing.last_error.as_deref().filter(|_| failing.consecutive_failures > 0);
@@ -120,4 +124,24 @@ fn condition(name: &str, problem: Option<String>) -> Condition {
 fn problems(status: &AgentStatus) -> Vec<String> {
     let ill = status.components.iter().filter(|component| component.health >= Health::Degraded);
     ill.map(|component| format!("{}: {}", component.name, component.message)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_failures_that_no_user_of_the_cluster_can_cause_make_a_node_unready() {
+        let is_failing = |name: &str, consecutive_failures, overdue| {
+            let status =
+                ControllerStatus { name: name.to_owned(), consecutive_failures, overdue, ..Default::default() };
+            failing(&[status]).is_some()
+        };
+        for name in NEEDED {
+            assert!(is_failing(name, 1, false) && is_failing(name, 0, true) && !is_failing(name, 0, false), "{name}");
+        }
+        assert!(is_failing(feed::CONTROLLER, 0, true), "no change is in force any more");
+        assert!(!is_failing(feed::CONTROLLER, 1, false), "rows may be refused");
+        assert!(!is_failing("masquerade", 1, true));
+    }
 }

@@ -173,6 +173,7 @@ pub const fn undo(step: CreateStep) -> Option<UndoStep> {
         CreateStep::EnsureAttached => Some(UndoStep::Detach),
         // Addresses and routes disappear with the link.
         CreateStep::EnsureConnected => Some(UndoStep::RemoveReachable),
+        // By that of ensure-connected.
         CreateStep::EnsureReachable => None,
         CreateStep::Commit => Some(UndoStep::RemoveRecord),
     }

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use crate::{
     api::{Api, Failure},
     objects::node::Node,
-    producer::{AgentState, Refused, Subject},
+    producer::{self, AgentState, Refused, Subject},
 };
 
 const CONTROLLER: &str = "wharf.dev/wharf-kube";
@@ -136,12 +136,11 @@ fn policy(refused: &Refused) -> Option<Event> {
 }
 
 impl Event {
-    /// Equal on all nodes for one object and cause. A problem has changing counts and times, so its cause is the
-    /// component before the colon.
+    /// Equal on all nodes for one object and cause.
     fn name(&self) -> String {
         let mut hash = Sha256::new();
         let cause = match self.reason {
-            PROBLEM => self.note.split(':').next().unwrap_or_default(),
+            PROBLEM => producer::cause(&self.note),
             _ => self.note.as_str(),
         };
         for part in [self.subject.uid.as_str(), self.subject.kind, &self.subject.name, self.reason, cause] {

@@ -21,7 +21,7 @@ use crate::{
 };
 
 pub use self::{
-    state::{AgentState, Refused},
+    state::{AgentState, Refused, cause},
     table::Subject,
 };
 use self::{stream::Ended, table::Table};

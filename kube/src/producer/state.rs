@@ -31,6 +31,18 @@ impl AgentState {
         self.is_in_force && self.report.is_some()
     }
 
+    /// Whether something differs for this node's object or its Events. Counts in the texts of problems do not matter: with
+    /// them, each report would be a request to the API of every node.
+    #[must_use]
+    pub(super) fn differs(&self, other: &Self) -> bool {
+        let fields = |report: &v1::Report| {
+            let causes: Vec<String> = report.problems.iter().map(|problem| cause(problem).to_owned()).collect();
+            v1::Report { problems: causes, ..report.clone() }
+        };
+        self.report.as_ref().map(fields) != other.report.as_ref().map(fields)
+            || (self.is_in_force, &self.refused) != (other.is_in_force, &other.refused)
+    }
+
     /// Whether a reported condition holds; an absent condition does not.
     ///
     /// # Errors
@@ -44,4 +56,10 @@ impl AgentState {
             None => Err(format!("the agent does not report {name}")),
         }
     }
+}
+
+/// Cause of a problem: its text up to the colon. The rest has changing counts and times.
+#[must_use]
+pub fn cause(problem: &str) -> &str {
+    problem.split(':').next().unwrap_or_default()
 }

@@ -205,7 +205,7 @@ impl Producer {
         self.state.send_if_modified(|state| {
             let before = state.clone();
             change(state);
-            *state != before
+            state.differs(&before)
         });
     }
 }

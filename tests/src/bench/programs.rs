@@ -12,7 +12,7 @@ use aya::{
 use wharf_api::Endpoint;
 use wharf_common::{ABI_VERSION, EndpointConfig, EndpointConsts, map};
 
-use super::findings::{Better, Group, Part};
+use super::findings::{Better, Group, Mark, Part};
 use crate::{
     Node, NodeConfig,
     frame::{self, Mac},
@@ -44,7 +44,13 @@ pub fn measure(agent: &NodeConfig, rounds: usize, quick: bool) -> Result<Part> {
     let group = node.space().run(|| on_endpoints(&node, &a, &b, rounds, quick))??;
     attached.iter().try_for_each(|one| node.detach(one))?;
     node.finish()?;
-    Ok((vec![group], Vec::new()))
+    let marks = [("from_container and deliver", 50.0), ("from_container, to the node", 45.0), ("to_container", 40.0)];
+    let marks = marks.map(|(name, limit)| {
+        let worst = group.median(&format!("{name}, IPv4"))?.max(group.median(&format!("{name}, IPv6"))?);
+        Ok(Mark::judge(&format!("a packet in {name}"), "ns", Better::Lower, worst, limit))
+    });
+    let marks = marks.into_iter().collect::<Result<_>>()?;
+    Ok((vec![group], marks))
 }
 
 fn on_endpoints(node: &Node, a: &Endpoint, b: &Endpoint, rounds: usize, quick: bool) -> Result<Group> {

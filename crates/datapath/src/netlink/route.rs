@@ -340,13 +340,17 @@ pub(crate) fn question(address: IpAddr) -> RouteMessage {
     question
 }
 
-/// Whether another program's route is where Wharf's would be. Unreachable routes are not looked for: nobody is behind
-/// them.
+/// Whether another program's route is where Wharf's would be, and leads to somebody: local and unreachable routes do
+/// not.
 pub(crate) fn is_taken(connection: &mut Connection, address: IpAddr) -> Result<bool> {
     let (to, default) = (IpNet::from(address), if address.is_ipv4() { 0 } else { IP6_RT_PRIO_USER });
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;
-    let same = |r: Route| r.destination == to && r.protocol != ROUTE_PROTOCOL && r.metric.unwrap_or(default) == default;
-    Ok(answer.is_ok_and(|messages| messages.iter().filter_map(|m| read(m, None, None)).any(same)))
+    let is_same = |r: &Route| r.destination == to && r.metric.unwrap_or(default) == default;
+    // Only unicast routes have an interface here.
+    let is_foreign = |r: &Route| r.protocol != ROUTE_PROTOCOL && r.ifindex.is_some();
+    let found =
+        answer.is_ok_and(|all| all.iter().filter_map(|m| read(m, None, None)).any(|r| is_same(&r) && is_foreign(&r)));
+    Ok(found)
 }
 
 /// Reads the table only if the lookup matches another table's route.

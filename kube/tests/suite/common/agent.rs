@@ -164,6 +164,10 @@ impl Agent {
         self.control.send_modify(|control| control.report = report);
     }
 
+    pub fn problem(&self, text: String) {
+        self.control.send_modify(|control| control.report.problems = vec![text]);
+    }
+
     pub fn refuse(&self, rows: Vec<v1::RefusedRow>) {
         self.control.send_modify(|control| control.refused = v1::RefusedRows { rows, unlisted: 0 });
     }
