@@ -173,7 +173,7 @@ pub const fn undo(step: CreateStep) -> Option<UndoStep> {
         CreateStep::EnsureAttached => Some(UndoStep::Detach),
         // Addresses and routes disappear with the link.
         CreateStep::EnsureConnected => Some(UndoStep::RemoveReachable),
-        // By that of ensure-connected.
+        // The undo of ensure-connected removes the rows and the published ports.
         CreateStep::EnsureReachable => None,
         CreateStep::Commit => Some(UndoStep::RemoveRecord),
     }

@@ -172,6 +172,16 @@ impl LinuxKernel {
 }
 
 impl Inner {
+    /// Rows of the shared maps, and announcements for a link of Wharf's.
+    fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
+        let held = self.announcer.hold();
+        self.bpf.ensure_reachable(record)?;
+        if record.link_owner.is_wharf() {
+            held.iter().for_each(|held| held.publish(record.addresses()));
+        }
+        Ok(())
+    }
+
     /// Without chained endpoints.
     fn reachable(&self) -> Result<Vec<IpAddr>> {
         let rows = self.bpf.rows_if_any()?;
@@ -366,17 +376,12 @@ impl EndpointKernel for LinuxKernel {
             if !record.link_owner.is_wharf() {
                 return plugin_link::is_same(&k.netns, &record);
             }
-            let write_rows = || {
-                let held = k.announcer.hold();
-                // `NotFound` is for the container's namespace and link.
-                let missing = |e: KernelError| match e.kind {
-                    KernelErrorKind::NotFound => KernelError { kind: KernelErrorKind::Other, ..e },
-                    _ => e,
-                };
-                k.bpf.ensure_reachable(&record).map_err(missing)?;
-                held.iter().for_each(|held| held.publish(record.addresses()));
-                Ok(())
+            // `NotFound` is for the container's namespace and link.
+            let other = |e: KernelError| match e.kind {
+                KernelErrorKind::NotFound => KernelError { kind: KernelErrorKind::Other, ..e },
+                _ => e,
             };
+            let write_rows = || k.ensure_reachable(&record).map_err(other);
             let missing = !k.bpf.has_rows(&record)?;
             connect::ensure_connected(&k.netns, &record, missing.then_some(write_rows))
         })
@@ -394,13 +399,7 @@ impl EndpointKernel for LinuxKernel {
     async fn ensure_reachable(&self, record: &EndpointRecord) -> Result<()> {
         let record = record.clone();
         self.blocking("make reachable", move |k| {
-            {
-                let held = k.announcer.hold();
-                k.bpf.ensure_reachable(&record)?;
-                if record.link_owner.is_wharf() {
-                    held.iter().for_each(|held| held.publish(record.addresses()));
-                }
-            }
+            k.ensure_reachable(&record)?;
             crash::point("datapath/reachable/before-ports");
             k.nat.publish(&record)
         })
