@@ -64,7 +64,7 @@ fn the_smoke_run_measures_packets() -> Result<()> {
         "connections while flows are collected",
         "one packet in the programs",
     ];
-    smoke(&PACKETS, &titles, 11)
+    smoke(&PACKETS, &titles, 18)
 }
 
 #[test]
@@ -81,7 +81,7 @@ fn the_smoke_run_measures_endpoints() -> Result<()> {
         "stop of pods, 8 at once",
         "memory of the agent",
     ];
-    smoke(&parts.collect::<Vec<_>>(), &titles, 19)
+    smoke(&parts.collect::<Vec<_>>(), &titles, 20)
 }
 
 #[test]
