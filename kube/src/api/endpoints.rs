@@ -1,9 +1,9 @@
 //! Addresses of the API servers, from the EndpointSlices of the service `default/kubernetes`.
 
-use std::{net::IpAddr, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use serde::Deserialize;
-use tokio::time::sleep;
+use tokio::{task::spawn_blocking, time::sleep};
 
 use super::{Api, Failure, servers::Servers};
 use crate::watch::backoff::spread;
@@ -46,11 +46,14 @@ struct Port {
 }
 
 /// Keeps the list of servers current; does not end.
-pub async fn follow(api: &Api, servers: &Servers) {
+pub async fn follow(api: &Api, servers: &Arc<Servers>) {
     loop {
         let period = match look(api).await {
             Ok(addresses) => {
-                if let Err(error) = servers.learn(addresses) {
+                let servers = Arc::clone(servers);
+                // It awaits the disk.
+                let learned = spawn_blocking(move || servers.learn(addresses)).await.unwrap_or_else(|e| Err(e.into()));
+                if let Err(error) = learned {
                     tracing::warn!(%error, "the addresses of the API servers cannot be written");
                 }
                 PERIOD

@@ -128,7 +128,9 @@ impl Connect for Arc<Servers> {
                 }
             }
             tracing::info!(server = %config.cluster_url, "connect to the API server");
-            Client::try_from(config).map_err(Failure::settings)
+            // Credentials may be the output of a program, which this call starts and awaits.
+            let made = tokio::task::spawn_blocking(|| Client::try_from(config)).await;
+            made.map_err(Failure::settings)?.map_err(Failure::settings)
         })
     }
 }

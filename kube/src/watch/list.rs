@@ -31,19 +31,18 @@ struct PageMetadata {
 
 impl Watcher {
     /// Returns the resource version of the first page, and the number of objects. Later events may repeat objects of
-    /// later pages.
-    pub(super) async fn list(&self, served: &Served) -> Result<(Version, u32), Stop> {
+    /// later pages. `has_begun` is set before the first object is sent.
+    pub(super) async fn list(&self, served: &Served, has_begun: &mut bool) -> Result<(Version, u32), Stop> {
         let mut restarts = 0;
         loop {
-            match self.pages(served).await {
+            match self.pages(served, has_begun).await {
                 Err(Stop::Failed(Failure::Refused { code: 410, .. })) if restarts < MAX_RESTARTS => restarts += 1,
                 result => return result,
             }
         }
     }
 
-    async fn pages(&self, served: &Served) -> Result<(Version, u32), Stop> {
-        self.send(Event::Begin).await?;
+    async fn pages(&self, served: &Served, has_begun: &mut bool) -> Result<(Version, u32), Stop> {
         let (mut limit, mut token, mut first, mut objects) = (PAGE, None::<String>, None, 0_u32);
         loop {
             let mut query = format!("{}limit={limit}", self.reader.source.selector());
@@ -65,6 +64,10 @@ impl Watcher {
             let token_of_next = page.metadata.token.filter(|token| !token.is_empty());
             if items.is_empty() && token_of_next.is_some() {
                 return Err(Failure::Request("a page without objects is not the last one".to_owned()).into());
+            }
+            if first.is_none() {
+                *has_begun = true;
+                self.send(Event::Begin).await?;
             }
             for object in items {
                 objects = objects.saturating_add(1);

@@ -5,7 +5,7 @@
 //!   bookmark. A failed connection also causes a list within 60 s, later in a large cluster.
 //! - Every other failure causes a list, after at most 30 s or the server's delay: an expired or refused version, an
 //!   event that does not decode, a decreasing version.
-//! - Lists are at most 15 min apart, plus 1.5 s for each 100 objects.
+//! - Lists are at most 15 min apart, plus 1.5 s for each 100 objects. While a server refuses a list, the watch continues.
 
 pub mod backoff;
 mod definition;
@@ -32,6 +32,7 @@ pub use self::states::States;
 use self::{
     backoff::{Delays, spread},
     states::State,
+    stream::Version,
 };
 
 /// Two thirds of the longest time between lists.
@@ -95,6 +96,27 @@ impl From<Failure> for Stop {
     }
 }
 
+/// What a watch continues.
+#[derive(Debug)]
+struct Followed {
+    served: Served,
+    version: Version,
+}
+
+/// When the next list begins.
+#[derive(Debug)]
+struct Due {
+    at: Instant,
+    for_objects: Duration,
+}
+
+impl Due {
+    fn after(objects: u32) -> Self {
+        let for_objects = FOR_OBJECT.saturating_mul(objects);
+        Self { at: Instant::now() + spread(RELIST + for_objects), for_objects }
+    }
+}
+
 /// Follows a source.
 #[derive(Debug)]
 pub struct Watcher {
@@ -129,39 +151,74 @@ impl Watcher {
 
     /// Follows the source until the updates' receiver is dropped.
     pub async fn run(self) {
-        let mut delays = Delays::default();
+        let (mut delays, mut lists, mut followed) = (Delays::default(), Delays::default(), None);
         loop {
-            let failure = match self.round(&mut delays).await {
+            let failure = match self.round(&mut followed, &mut delays, &mut lists).await {
                 Ok(()) => continue,
                 Err(Stop::Closed) => return,
                 Err(Stop::Failed(failure)) => failure,
             };
+            followed = None;
             let delay = delays.next(failure.retry_after());
             self.report(&failure, delay);
             sleep(delay).await;
         }
     }
 
-    /// A list and its watches, until another list is due.
-    async fn round(&self, delays: &mut Delays) -> Result<(), Stop> {
-        let Some(served) = self.served().await? else {
-            self.set_state(State::Absent);
-            self.send(Event::Absent).await?;
-            delays.reset();
-            sleep(spread(ABSENT)).await;
-            return Ok(());
+    /// A list and its watches, until another list is due. `lists` are delays of lists beside a watch that works.
+    async fn round(
+        &self,
+        followed: &mut Option<Followed>,
+        delays: &mut Delays,
+        lists: &mut Delays,
+    ) -> Result<(), Stop> {
+        let mut has_begun = false;
+        let due = match self.list_served(&mut has_begun).await {
+            Ok(Some((now, objects))) => {
+                *followed = Some(now);
+                lists.reset();
+                Due::after(objects)
+            }
+            Ok(None) => {
+                *followed = None;
+                self.set_state(State::Absent);
+                self.send(Event::Absent).await?;
+                delays.reset();
+                sleep(spread(ABSENT)).await;
+                return Ok(());
+            }
+            // A busy server refuses lists and serves watches. Rows of a cut list may be newer than the watch.
+            Err(Stop::Failed(failure)) if followed.is_some() && !has_begun => {
+                let delay = lists.next(failure.retry_after());
+                self.report(&failure, delay);
+                Due { at: Instant::now() + delay, for_objects: Duration::ZERO }
+            }
+            Err(stop) => return Err(stop),
         };
+        match followed {
+            Some(followed) => self.watch_until(followed, due, delays).await,
+            None => Ok(()),
+        }
+    }
+
+    /// `None` without the definition of a custom resource. `has_begun`: rows of the list were sent.
+    async fn list_served(&self, has_begun: &mut bool) -> Result<Option<(Followed, u32)>, Stop> {
+        let Some(served) = self.served().await? else { return Ok(None) };
         self.set_state(State::Listing);
-        let (mut version, objects) = self.list(&served).await?;
-        let for_objects = FOR_OBJECT.saturating_mul(objects);
+        let (version, objects) = self.list(&served, has_begun).await?;
         self.metrics.list(self.reader.source);
-        let mut due = Instant::now() + spread(RELIST + for_objects);
+        Ok(Some((Followed { served, version }, objects)))
+    }
+
+    /// Watches again and again, until a list is due.
+    async fn watch_until(&self, followed: &mut Followed, mut due: Due, delays: &mut Delays) -> Result<(), Stop> {
+        let Followed { served, version } = followed;
         // Separate from `delays`: lost connections do not delay a list.
         let mut lost = Delays::default();
         loop {
             let mut accepted = None;
             // The next list recovers an update that a cancelled watch loses.
-            let ended = timeout_at(due, self.watch(&served, &mut version, &mut accepted)).await;
+            let ended = timeout_at(due.at, self.watch(served, version, &mut accepted)).await;
             if accepted.is_some_and(|at: Instant| at.elapsed() >= HEALTHY) {
                 delays.reset();
                 lost.reset();
@@ -171,7 +228,7 @@ impl Watcher {
                 Ok(()) => self.metrics.watch_ended(self.reader.source),
                 Err(Stop::Failed(failure @ (Failure::Connection(_) | Failure::Silent(_)))) => {
                     let wait = Duration::from_secs_f64(rand::random_range(VERIFY));
-                    due = due.min(Instant::now() + wait + (for_objects / 5).mul_f64(rand::random()));
+                    due.at = due.at.min(Instant::now() + wait + (due.for_objects / 5).mul_f64(rand::random()));
                     let delay = lost.next(None);
                     self.report(&failure, delay);
                     sleep(delay).await;

@@ -207,6 +207,26 @@ async fn a_server_that_throttles_is_left_alone_as_long_as_it_asks() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_watch_continues_while_the_server_refuses_lists() {
+    let bench = settled().await;
+    let lists = bench.metrics.lists_of(Source::Pod);
+    for _ in 0..1_000 {
+        bench.server.fail("limit=", Fault::Status(429, None));
+    }
+    sleep(Duration::from_secs(1_000)).await;
+    assert!(bench.server.count("limit=") > 20, "every source tried to list");
+    for i in 0..5 {
+        bench.server.put(pod("db", "u2", Some("10.2.0.3"), &format!("label{i}")));
+        bench.settle(SOON).await;
+        sleep(Duration::from_secs(7)).await;
+    }
+    assert_eq!(bench.metrics.lists_of(Source::Pod), lists);
+    bench.server.heal();
+    sleep(BOUND).await;
+    assert_eq!(bench.metrics.lists_of(Source::Pod), lists + 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn refusals_back_off_and_end() {
     let server = cluster();
     for _ in 0..6 {
