@@ -64,7 +64,7 @@ fn the_smoke_run_measures_packets() -> Result<()> {
         "connections while flows are collected",
         "one packet in the programs",
     ];
-    smoke(&PACKETS, &titles, 18)
+    smoke(&PACKETS, &titles, 19)
 }
 
 #[test]

@@ -74,6 +74,7 @@ async fn begin(life: &Arc<Lifecycle>, spec: CreateSpec) -> Result<wharf_api::End
     }
 }
 
+/// Spawns the endpoint's task after success: this future is larger than that of an endpoint at rest.
 async fn run(life: Arc<Lifecycle>, spec: CreateSpec, reply: Reply, place: Place, span: tracing::Span) {
     let started = Instant::now();
     // May be dropped at any await: `reserve` reserves after its last one.
@@ -99,12 +100,11 @@ async fn run(life: Arc<Lifecycle>, spec: CreateSpec, reply: Reply, place: Place,
         Ok(()) => {
             let what = format!("{} {:?}", spec.attachment, started.elapsed());
             span.in_scope(|| life.telemetry.monitor.agent(Some(id), "endpoint-created", what));
-            drop(span); // the create ends here; later work has its own spans
             let claim = Claim::new(&life, task.handle());
             if let Some(reply) = reply {
                 reply.send(Ok(claim)).ok(); // a dropped claim deletes the endpoint
             }
-            task.run().await;
+            life.tasks.endpoints.spawn(task.run());
         }
         Err(failed) => {
             if let Some(reply) = reply {

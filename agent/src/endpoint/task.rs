@@ -62,7 +62,7 @@ pub struct EndpointTask {
     mailbox: mpsc::Receiver<Command>,
     queued: Option<(Level, Instant)>,
     waiting: Vec<Done>,
-    torn: Option<Torn>,
+    torn: Option<Box<Torn>>,
 }
 
 impl EndpointTask {
@@ -135,11 +135,11 @@ impl EndpointTask {
         }
     }
 
-    /// Runs until the endpoint is gone or the agent ends.
+    /// Runs until the endpoint is gone or the agent ends. Work is boxed: each endpoint at rest would hold its space.
     pub async fn run(mut self) {
         self.queued = self.queued.filter(|_| self.shared.read(|v| v.fsm.state) != State::Ready);
         let life = Arc::clone(&self.life);
-        self.catch_up().await;
+        Box::pin(self.catch_up()).await;
         let mut labels_due = self.labels_due();
         loop {
             let queued = self.queued;
@@ -158,16 +158,16 @@ impl EndpointTask {
                 biased;
                 () = life.tasks.halt.cancelled() => return,
                 command = self.mailbox.recv() => match command {
-                    Some(command) => if self.on_command(command).await { return },
+                    Some(command) => if Box::pin(self.on_command(command)).await { return },
                     None => return,
                 },
                 () = tokio::time::sleep_until(labels_due.unwrap_or_else(Instant::now)), if labels_due.is_some() => {
-                    labels_due = self.on_labels_due().await;
+                    labels_due = Box::pin(self.on_labels_due()).await;
                 }
                 permit = permit, if queued.is_some() => {
                     if let (Ok(_permit), Some((level, _))) = (permit, self.queued.take()) {
                         let span = self.handle.span(OpId::next(Kind::Regenerate));
-                        self.on_permit(level).instrument(span).await;
+                        Box::pin(self.on_permit(level)).instrument(span).await;
                     }
                 }
             }
@@ -255,11 +255,11 @@ impl EndpointTask {
                         if self.shared.read(|v| v.fsm.state) != State::Disconnecting {
                             self.transition(Event::DeleteRequested);
                         }
-                        teardown(&self.life, &self.shared).instrument(span).await
+                        Box::new(teardown(&self.life, &self.shared).instrument(span).await)
                     }
                 };
                 self.torn = Some(torn.clone());
-                reply.send(torn).ok(); // a deleter that went away left the intent; the next delete resumes
+                reply.send(*torn).ok(); // a deleter that went away left the intent; the next delete resumes
             }
             Command::Retire => return true,
             Command::Finish(span, reply) => {

@@ -9,6 +9,7 @@ use aya::{
     maps::{Array, Map, MapData, ProgramArray},
     programs::{SchedClassifier, TestRun, TestRunOptions},
 };
+use nix::time::{ClockId, clock_gettime};
 use wharf_api::Endpoint;
 use wharf_common::{ABI_VERSION, EndpointConfig, EndpointConsts, map};
 
@@ -42,6 +43,7 @@ pub fn measure(agent: &NodeConfig, rounds: usize, quick: bool) -> Result<Part> {
     let (a, b) = (node.endpoint(&attached[0])?, node.endpoint(&attached[1])?);
     // Where the endpoints' links are: test runs take place on them, so that the programs count as they do for traffic.
     let group = node.space().run(|| on_endpoints(&node, &a, &b, rounds, quick))??;
+    let verified = verification(&node, &a, rounds)?;
     attached.iter().try_for_each(|one| node.detach(one))?;
     node.finish()?;
     let marks = [("from_container and deliver", 50.0), ("from_container, to the node", 45.0), ("to_container", 40.0)];
@@ -49,8 +51,41 @@ pub fn measure(agent: &NodeConfig, rounds: usize, quick: bool) -> Result<Part> {
         let worst = group.median(&format!("{name}, IPv4"))?.max(group.median(&format!("{name}, IPv6"))?);
         Ok(Mark::judge(&format!("a packet in {name}"), "ns", Better::Lower, worst, limit))
     });
-    let marks = marks.into_iter().collect::<Result<_>>()?;
-    Ok((vec![group], marks))
+    let mut marks = marks.into_iter().collect::<Result<Vec<_>>>()?;
+    marks.push(Mark::judge(VERIFICATION, "ms", Better::Lower, verified.median("all programs")?, 0.5));
+    Ok((vec![group, verified], marks))
+}
+
+const VERIFICATION: &str = "verification of one endpoint's programs";
+
+/// Processor time of this thread, which the kernel spends on verification and translation.
+fn verification(node: &Node, of: &Endpoint, rounds: usize) -> Result<Group> {
+    let mut group = Group::new(VERIFICATION, "ms", Better::Lower);
+    let (container_mac, host_mac) = macs(of)?;
+    let round = || -> Result<f64> {
+        let mut loaded = load(node, u32::from(of.id), container_mac, host_mac)?;
+        let before = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+        for (name, program) in loaded.programs_mut() {
+            let program: &mut SchedClassifier = program.try_into()?;
+            program.load().with_context(|| format!("verify {name}"))?;
+        }
+        let after = clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID)?;
+        Ok(std::time::Duration::from(after - before).as_secs_f64() * 1e3)
+    };
+    group.add("all programs", (0..rounds).map(|_| round()).collect::<Result<_>>()?)?;
+    Ok(group)
+}
+
+/// The endpoint's object with the node's maps.
+fn load(node: &Node, endpoint_id: u32, container_mac: Mac, host_mac: Mac) -> Result<Ebpf> {
+    let consts = EndpointConsts { abi_version: ABI_VERSION, endpoint_id, container_mac, host_mac, debug: 0 };
+    let mut loader = EbpfLoader::new();
+    loader.override_global("CONSTS", &consts, true);
+    let shared = node.dirs().endpoint_pins().parent().context("no pins")?.join("shared");
+    for name in [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES] {
+        loader.map_pin_path(name, shared.join(name));
+    }
+    loader.load(&object("endpoint.o")?).context("load endpoint.o")
 }
 
 fn on_endpoints(node: &Node, a: &Endpoint, b: &Endpoint, rounds: usize, quick: bool) -> Result<Group> {
@@ -217,21 +252,9 @@ pub(super) struct Mirror {
 impl Mirror {
     pub(super) fn of(node: &Node, a: &Endpoint, b: &Endpoint) -> Result<Self> {
         let (container, host) = macs(a)?;
-        let consts = EndpointConsts {
-            abi_version: ABI_VERSION,
-            endpoint_id: b.id.into(),
-            container_mac: host,
-            host_mac: container,
-            debug: 0,
-        };
-        let mut loader = EbpfLoader::new();
-        loader.override_global("CONSTS", &consts, true);
         let pins = node.dirs().endpoint_pins();
         let shared = pins.parent().context("no pins")?.join("shared");
-        for name in [map::ENDPOINTS, map::CALLS, map::NODE_CALLS, map::PROFILES] {
-            loader.map_pin_path(name, shared.join(name));
-        }
-        let mut loaded = loader.load(&object("endpoint.o")?).context("load endpoint.o")?;
+        let mut loaded = load(node, b.id.into(), host, container)?;
         let deliver: &mut SchedClassifier = loaded.program_mut("deliver").context("deliver")?.try_into()?;
         deliver.load().context("verify deliver")?;
         let mirror = deliver.fd().context("deliver's descriptor")?.try_clone().context("copy a descriptor")?;
