@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    net::TcpStream,
+    net::{IpAddr, TcpStream, UdpSocket},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -17,6 +17,7 @@ use wharf_tests::{
     },
     crash,
     echo::{self, EchoServer},
+    frame::{self, PacketSocket},
     icmp,
     process::{command_in, ip, run},
     stream::UdpStream,
@@ -36,6 +37,53 @@ fn nft(node: &Node, arguments: &[&str]) -> Result<String> {
 
 fn state(path: &Path) -> PathBuf {
     path.join("cluster.json")
+}
+
+/// With rules about a container's sender, each of these would be taken for a container or the node.
+#[test]
+fn packets_from_outside_in_the_name_of_this_node_are_dropped() -> Result<()> {
+    let joined = Nodes::start(2, ROUTING)?;
+    let [a, b] = [&joined.nodes[0], &joined.nodes[1]];
+    await_routes(a, to(1))?;
+    let (one, other) = (Container::start(a, "one")?, Container::start(a, "other")?);
+    let import = PolicyImport {
+        file: "one.yaml".to_owned(),
+        text: "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: one}\n\
+               spec: {podSelector: {matchLabels: {app: one}}, ingress: [{from: [{podSelector: {}}]}, \
+               {from: [{ipBlock: {cidr: 0.0.0.0/0}}]}, {from: [{ipBlock: {cidr: '::/0'}}]}]}\n"
+            .to_owned(),
+    };
+    a.ask(async |client| client.import_policy(&import).await)?;
+    for interface in ["all", "up0"] {
+        let setting = format!("/proc/sys/net/ipv4/conf/{interface}/rp_filter");
+        a.space().run(|| fs::write(&setting, "0"))?.with_context(|| setting.clone())?;
+    }
+    let inbox = one.space()?.run(|| UdpSocket::bind("[::]:0"))?.context("bind a receiver")?;
+    inbox.set_read_timeout(Some(wait::PATIENCE)).context("set a time limit")?;
+    let port = inbox.local_addr().context("the receiver's port")?.port();
+    let (wire, near) = (PacketSocket::open(b.space(), "up0")?, PacketSocket::open(a.space(), "up0")?.mac()?);
+    let receivers = one.end.both()?.into_iter().zip(other.end.both()?).zip(one.end.gateways()?);
+    for (v6, ((receiver, container), router)) in [false, true].into_iter().zip(receivers) {
+        let ethertype = if v6 { frame::IPV6 } else { frame::IPV4 };
+        let send = |from: IpAddr, text: &str| {
+            let datagram = frame::udp(from, receiver, (9, port), text.as_bytes());
+            wire.send(&frame::ethernet(near, wire.mac()?, ethertype, &frame::ip(from, receiver, 17, &datagram)))
+        };
+        let outside: IpAddr = if v6 { "2001:db8:5::1" } else { "192.0.2.1" }.parse()?;
+        let of_a: IpAddr = address(0, v6).parse()?;
+        for (name, from) in [("a container", container), ("itself", receiver), ("the router", router), ("node a", of_a)]
+        {
+            send(from, "bad")?;
+            send(outside, name)?;
+            let mut buffer = [0; 64];
+            let n = inbox.recv(&mut buffer).with_context(|| format!("nothing arrives after {name}, {from}"))?;
+            ensure!(&buffer[..n] == name.as_bytes(), "a packet in the name of {name}, {from}, arrives");
+        }
+    }
+    ensure!(a.found_amiss()?.is_empty(), "{:?}", a.found_amiss()?);
+    a.detach(&one.end)?;
+    a.detach(&other.end)?;
+    joined.end()
 }
 
 #[test]

@@ -129,6 +129,15 @@ table inet wharf {
         meta nfproto ipv6 dnat ip6 to ip6 daddr . meta l4proto . th dport map @ports-of6
         meta nfproto ipv6 dnat ip6 to meta l4proto . th dport map @ports6
     }
+    chain spoofed {
+        type filter hook prerouting priority -300; policy accept
+        meta nfproto ipv4 iifname != "wh*" ip saddr @pools4 fib saddr oifname "wh*" drop
+        meta nfproto ipv6 iifname != "wh*" ip6 saddr @pools6 fib saddr oifname "wh*" drop
+    }
+    chain spoofed-forwarded {
+        type filter hook forward priority 0; policy accept
+        meta nfproto ipv6 iifname != "wh*" fib saddr type local drop
+    }
     chain translated {
         type filter hook prerouting priority -300; policy accept
         iifname "wharf0" meta mark & 0x00000400 != 0 notrack
@@ -255,7 +264,7 @@ fn every_edit_by_somebody_else_is_found_and_repaired() {
             ("add element inet wharf hairpin4 { 10.0.0.1 . 10.0.0.1 . tcp . 1 }", "set hairpin4: 0 elements missing"),
             ("add element inet wharf own4 { 10.0.0.1 }", "set own4: 0 elements missing or changed, 1 not"),
             ("add set inet wharf mine { type ipv4_addr; }", "set mine: not made by Wharf"),
-            ("add counter inet wharf mine", "table inet wharf: 17 objects, 16 expected"),
+            ("add counter inet wharf mine", "table inet wharf: 19 objects, 18 expected"),
             ("add table inet wharf { flags dormant; }", "table inet wharf: flags 0x1"),
         ];
         for (edit, finding) in edits {

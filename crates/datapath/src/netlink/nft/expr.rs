@@ -155,6 +155,17 @@ impl Expression {
         [name, Self::compare(0, CMP_NEQ, prefix.as_bytes())]
     }
 
+    pub(super) fn arrives_by_none_of(prefix: &str) -> [Self; 2] {
+        let name = Self::of_numbers("meta", [(1, register(0)), (2, META_IIFNAME)]);
+        [name, Self::compare(0, CMP_NEQ, prefix.as_bytes())]
+    }
+
+    /// The source's route leaves by a link with the prefix. Only before routing: Linux before 5.18 knows it nowhere else.
+    pub(super) fn source_is_behind(prefix: &str) -> [Self; 2] {
+        const LINK_NAME: u32 = 2;
+        [Self::fib(LINK_NAME, Field::Source), Self::compare(0, CMP_EQ, prefix.as_bytes())]
+    }
+
     pub(super) fn arrives_by(name: &str) -> [Self; 2] {
         let mut padded = name.as_bytes().to_vec();
         padded.resize(NAME_BYTES, 0);
@@ -213,10 +224,14 @@ impl Expression {
 
     fn address_type(field: Field, operator: u32) -> [Self; 2] {
         const TYPE: u32 = 3;
+        [Self::fib(TYPE, field), Self::compare(0, operator, &RTN_LOCAL.to_ne_bytes())]
+    }
+
+    /// `result`: `enum nft_fib_result`.
+    fn fib(result: u32, field: Field) -> Self {
         // `NFTA_FIB_F_SADDR`, `NFTA_FIB_F_DADDR`.
         let flag = if matches!(field, Field::Source) { 1 } else { 2 };
-        let kind = Self::of_numbers("fib", [(1, register(0)), (2, TYPE), (3, flag)]);
-        [kind, Self::compare(0, operator, &RTN_LOCAL.to_ne_bytes())]
+        Self::of_numbers("fib", [(1, register(0)), (2, result), (3, flag)])
     }
 
     pub(super) fn translated() -> [Self; 3] {

@@ -40,6 +40,12 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
         chain("postrouting", "nat", POST_ROUTING, SOURCE, leaving(masquerade)),
         chain("untranslated", "filter", POST_ROUTING, SOURCE, masquerade.map_or_else(Vec::new, |_| untranslated())),
     ]);
+    if masquerade.is_some() {
+        chains.extend([
+            chain("spoofed", "filter", PRE_ROUTING, RAW, vec![of_a_container(true), of_a_container(false)]),
+            chain("spoofed-forwarded", "filter", FORWARD, FILTER, vec![of_the_node()]),
+        ]);
+    }
     if masquerade.is_some_and(|m| m.services) {
         chains.extend([
             chain("undecided", "filter", FORWARD, FILTER, undecided_forwarded()),
@@ -59,6 +65,20 @@ pub(super) fn chains(masquerade: Option<&Masquerade>, redirects: bool) -> BTreeM
         chains.extend(super::redirects::chains(masquerade.is_some()));
     }
     chains
+}
+
+/// Drops a packet from outside in the name of a container of the node: policy would judge it as the container's.
+fn of_a_container(v4: bool) -> Rule {
+    let source = [Expression::address(0, v4, Field::Source), Expression::within(0, Names::of(v4).pools)];
+    let outside = Expression::arrives_by_none_of(LINK_PREFIX).into_iter().chain(source);
+    rule(v4, outside.chain(Expression::source_is_behind(LINK_PREFIX)).chain([Expression::drop()]))
+}
+
+/// Drops a packet from outside in the name of the node, which every policy accepts. For IPv4, the kernel does. Only
+/// forwarded packets: several links may have one link-local address.
+fn of_the_node() -> Rule {
+    let outside = Expression::arrives_by_none_of(LINK_PREFIX).into_iter();
+    rule(false, outside.chain(Expression::from_the_node()).chain([Expression::drop()]))
 }
 
 /// Drops packets to a service that the rules deny. For other containers, their programs decide.
