@@ -2,6 +2,7 @@
 //! deadline are named and omitted.
 
 mod address;
+mod cluster;
 mod conclude;
 pub mod links;
 mod past;
@@ -38,7 +39,6 @@ use crate::{
         endpoint::{Handle, View, api_endpoint},
         endpoints::Endpoints,
         health,
-        lifecycle::Lifecycle,
         looks::Purpose,
         queue::{Deletions, QueueFailure},
         sources,
@@ -68,8 +68,7 @@ pub async fn explain(node: &Arc<Node>, text: &str) -> Result<Explanation, Subjec
                     if let Some(feed) = node.life.network.cluster.feed() {
                         feed.restored().await;
                     }
-                    let Lifecycle { config, network, endpoints, .. } = &*node.life;
-                    address::explain(config, network, endpoints, *ip)
+                    address::explain(node, *ip).await
                 }
                 _ => nothing(&node.life.endpoints, node.life.config.timeline_keep, text, &subject, &records),
             },

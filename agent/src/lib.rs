@@ -363,6 +363,9 @@ async fn start_policy(node: &Arc<Node>, started: Started) {
     // First, so that no packet meets a policy without the feed's pods and namespaces.
     if let Some(feed) = life.network.cluster.feed() {
         feed.load_rest().await;
+        if feed.is_lost() {
+            life.policy.lacks_rows().await;
+        }
         if let Err(why) = feed.take(&**life).await {
             tracing::warn!(
                 "rows of the cluster feed are not in force: {why}; they are tried again while the agent runs"

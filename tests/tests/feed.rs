@@ -271,7 +271,7 @@ fn policies_hold_over_restarts_and_over_the_loss_of_the_rows() -> Result<()> {
             ensure!(passed == 0 && !two.is_open()?, "{passed} datagrams passed without the rows");
             let late = node.sandbox("late")?;
             let refused = node.attach(&late).err().context("a container is added without its policies")?;
-            ensure!(format!("{refused:#}").contains("whose rows are lost"), "{refused:#}");
+            ensure!(format!("{refused:#}").contains("rows of the cluster feed are lost"), "{refused:#}");
             let mut producer = kube(socket)?;
             let rows = vec![own_node(), node_b(), namespace("default", &[]), policy("all", &deny_all())];
             snapshot(&mut producer, rows)?;
@@ -288,6 +288,41 @@ fn policies_hold_over_restarts_and_over_the_loss_of_the_rows() -> Result<()> {
         fs::remove_file(file(node))?;
         node.start_agent()?;
         ensure!(two.is_open()?, "a feed without policies");
+        two.end(node)
+    })
+}
+
+/// Rules that are not the feed's need its pods and nodes, too.
+#[test]
+fn rules_about_containers_of_other_nodes_stay_when_the_rows_are_lost() -> Result<()> {
+    const ALLOW: &str = "apiVersion: networking.k8s.io/v1\nkind: NetworkPolicy\nmetadata: {name: all, namespace: default}\n\
+                         spec: {podSelector: {}, ingress: [{from: [{namespaceSelector: {}, podSelector: {matchLabels: {app: far}}}]}]}\n";
+    fed(|node, socket| {
+        let two = Two::start(node)?;
+        let document = node.dirs().root.join("all.yaml");
+        fs::write(&document, ALLOW)?;
+        let far = || pod("far", "b", &["10.88.0.5"], &[("app", "far")]);
+        let rows = || vec![own_node(), node_b(), namespace("default", &[]), namespace("shop", &[]), far()];
+        snapshot(&mut kube(socket)?, rows())?;
+        node.wharf(&["policy", "import", document.to_str().context("path")?])?.ok()?;
+        let before = node.ask(async |client| client.map("IPCACHE").await)?.rows;
+        for text in ["{", ""] {
+            // The whole file, and its second document.
+            wait::until("the file", || Ok(file(node).exists().then_some(())))?;
+            node.kill_agent()?;
+            let kept = fs::read_to_string(file(node))?;
+            let nodes = kept.find("}{").or_else(|| kept.find("}\n{")).context("no second document")?;
+            fs::write(file(node), if text.is_empty() { &kept[..=nodes] } else { text })?;
+            node.start_agent()?;
+            ensure!(node.ask(async |client| client.map("IPCACHE").await)?.rows == before, "other rows after {text:?}");
+            let late = node.sandbox("late")?;
+            let refused = node.attach(&late).err().context("a container is added without the rows")?;
+            ensure!(format!("{refused:#}").contains("rows of the cluster feed are lost"), "{refused:#}");
+            snapshot(&mut kube(socket)?, rows())?;
+            let end = node.attach(&late)?;
+            node.detach(&end)?;
+        }
+        ensure!(!two.is_open()?, "the rule");
         two.end(node)
     })
 }
@@ -500,7 +535,7 @@ fn rows_stay_in_force_without_their_producer_and_over_a_restart() -> Result<()> 
         wait::until("the report", || {
             producer.send(Vec::new())?;
             let conditions = producer.report().map(|report| report.conditions.as_slice()).unwrap_or_default();
-            Ok((conditions.len() == 2 && conditions.iter().all(|condition| condition.holds)).then_some(()))
+            Ok((conditions.len() == 3 && conditions.iter().all(|condition| condition.holds)).then_some(()))
         })?;
 
         drop(producer);

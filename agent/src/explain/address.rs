@@ -1,18 +1,20 @@
 //! Explains addresses without an endpoint.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use wharf_api::{Explanation, Health, SubjectKind};
-use wharf_cluster::feed::FeedPod;
-use wharf_core::{kernel::NextHop, store::LeaseOwner};
+use wharf_core::store::LeaseOwner;
 use wharf_kit::{clock, sync::lock};
 
-use super::{MAX_LISTED, blank, conclude, end_in_words, fact};
+use super::{
+    MAX_LISTED, blank,
+    cluster::{Elsewhere, Rows},
+    conclude, end_in_words, fact, look,
+};
 use crate::{
-    cluster::Cluster,
     config::AgentConfig,
-    node::{endpoints::Endpoints, health, network::NodeNetwork, sources},
+    node::{Node, endpoints::Endpoints, health, lifecycle::Lifecycle, looks::Purpose, network::NodeNetwork, sources},
 };
 
 /// Network or broadcast address (IPv4), subnet-router anycast (IPv6, RFC 4291 2.6.1).
@@ -20,31 +22,21 @@ fn is_no_hosts(cidr: IpNet, ip: IpAddr) -> bool {
     cidr.max_prefix_len() - cidr.prefix_len() > 1 && (ip == cidr.network() || ip.is_ipv4() && ip == cidr.broadcast())
 }
 
-fn of_cluster(cluster: &Cluster, own: &str, ip: IpAddr) -> Option<String> {
-    if let Some((pod, has_namespace)) = cluster.feed().and_then(|feed| feed.owner_of(ip))
-        && !pod.is_of(own)
-    {
-        let unknown =
-            if has_namespace { "" } else { "; its namespace has no row: rules by labels of it accept nothing" };
-        let FeedPod { namespace, name, node, .. } = pod;
-        return Some(format!("an address of pod {namespace}/{name} on node {node} of the cluster{unknown}"));
+pub(super) async fn explain(node: &Arc<Node>, ip: IpAddr) -> Explanation {
+    let Lifecycle { config, network, endpoints, kernel, .. } = &*node.life;
+    let rows = Rows::of(&network.cluster, config, ip);
+    let (mut answer, is_elsewhere) = by_rows(config, network, endpoints, &rows);
+    if is_elsewhere {
+        let kernel = Arc::clone(kernel);
+        let policy = look(node, Purpose::Explanation, async move { kernel.observe_policy().await }).await;
+        answer.facts.push(fact("identity", rows.identity(policy)));
     }
-    let cluster = cluster.in_force();
-    let node = cluster.nodes.of_address(ip)?;
-    if node.addresses.contains(&ip) {
-        return Some(format!("an address of node {} of the cluster", node.name));
-    }
-    let to = cluster.destinations.iter().find(|to| to.cidr.contains(&ip))?;
-    Some(match &to.via {
-        Ok(via) => {
-            let by = if matches!(via, NextHop::Overlay { .. }) { "by " } else { "" };
-            format!("in {} of node {}: packets to it go {by}{via}", to.cidr, node.name)
-        }
-        Err(why) => format!("in {} of node {}, to which this node has no route: {why}", to.cidr, node.name),
-    })
+    answer
 }
 
-pub(super) fn explain(config: &AgentConfig, network: &NodeNetwork, endpoints: &Endpoints, ip: IpAddr) -> Explanation {
+/// Also returns whether the address is outside this node's pools and a row of the cluster claims it.
+fn by_rows(config: &AgentConfig, network: &NodeNetwork, endpoints: &Endpoints, rows: &Rows<'_>) -> (Explanation, bool) {
+    let ip = rows.ip;
     let now = clock::unix_ms();
     let (lease, rest, cidrs, withheld) = {
         let ipam = lock(&network.addresses.ipam);
@@ -56,6 +48,8 @@ pub(super) fn explain(config: &AgentConfig, network: &NodeNetwork, endpoints: &E
     let out_of_service =
         endpoints.leftovers.out_of_service.list().iter().find(|q| q.addresses.contains(&ip)).map(|q| q.id);
     let mut facts = Vec::new();
+    let mut claims = if in_pool.is_some() { rows.claims() } else { Vec::new() };
+    let mut is_elsewhere = false;
     let (health, summary) = match (&lease, rest) {
         _ if out_of_service.is_some() => {
             let id = out_of_service.map_or_else(String::new, |id| id.to_string());
@@ -117,28 +111,41 @@ pub(super) fn explain(config: &AgentConfig, network: &NodeNetwork, endpoints: &E
         (None, None) if in_pool.is_some_and(|cidr| is_no_hosts(*cidr, ip)) => {
             (Health::Ok, "reserved: the pool's first or last address, which no host may have".to_owned())
         }
-        (None, None) => match (in_pool, &last) {
-            (None, _) => {
-                let pools = || cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-                let outside = || format!("outside this node's pools ({}); Wharf never gives it out", pools());
-                (Health::Ok, of_cluster(&network.cluster, &config.node_name, ip).unwrap_or_else(outside))
+        (None, None) if in_pool.is_some() => {
+            let free = match &last {
+                Some(last) => {
+                    let ago = conclude::span(now.saturating_sub(last.ended.at_unix_ms));
+                    let who = &last.who.attachment;
+                    format!("free; {who} had it last ({} {ago} ago)", end_in_words(last.ended.how))
+                }
+                None => "free; nobody has had it as far back as the agent remembers".to_owned(),
+            };
+            match std::mem::take(&mut claims).as_slice() {
+                [] => (Health::Ok, free),
+                claims => (Health::Degraded, format!("{free}; but also {}", claims.join("; "))),
             }
-            (Some(_), Some(last)) => {
-                let ago = conclude::span(now.saturating_sub(last.ended.at_unix_ms));
-                let who = &last.who.attachment;
-                (Health::Ok, format!("free; {who} had it last ({} {ago} ago)", end_in_words(last.ended.how)))
+        }
+        (None, None) => {
+            if let Some(Elsewhere { health, summary, facts: of_cluster }) = rows.elsewhere() {
+                is_elsewhere = true;
+                facts.extend(of_cluster);
+                (health, summary)
+            } else {
+                let pools = cidrs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                (Health::Ok, format!("outside this node's pools ({pools}); Wharf never gives it out"))
             }
-            (Some(_), None) => (Health::Ok, "free; nobody has had it as far back as the agent remembers".to_owned()),
-        },
+        }
     };
     let mut answer = blank(ip.to_string(), SubjectKind::Address, health, summary);
     if let Some(cidr) = in_pool {
         let pool = config.pools.iter().find(|p| p.cidrs.contains(cidr));
         let name = pool.map_or_else(|| "default".to_owned(), |p| p.name.to_string());
         answer.facts.push(fact("pool", format!("{name} ({cidr})")));
+        answer.facts.extend(rows.overlaps(*cidr).into_iter().map(|overlap| fact("overlap", overlap)));
     }
     answer.facts.extend(facts);
+    answer.facts.extend(claims.into_iter().map(|claim| fact("conflict", claim)));
     let senders = sources::allowed_to(&endpoints.registry, ip).into_iter().take(MAX_LISTED);
     answer.facts.extend(senders.map(|(id, how)| fact("may be a source of", format!("endpoint {id} ({how})"))));
-    answer
+    (answer, is_elsewhere)
 }

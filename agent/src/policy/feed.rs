@@ -36,8 +36,9 @@ impl Policy {
         for (name, labels) in namespaces {
             without.set_labels_of_cluster(&name, labels.map(|row| row.labels.clone()));
         }
-        let was_lost = without.awaits_cluster;
+        let was_lost = without.awaits_cluster || without.lacks_rows;
         without.awaits_cluster &= !complete.all || !state.feed.are_readable();
+        without.lacks_rows &= !complete.all;
         without.awaits_namespaces &= !complete.namespaces;
         without.refused_namespaces = complete.refused_namespaces.into();
         let change = [Input::Documents(without.with_rows(&rows)), Input::Pods(pods.clone())];
@@ -45,7 +46,7 @@ impl Policy {
             change.into_iter().for_each(|input| state.take(input));
             return Ok(());
         }
-        let is_found = was_lost && !without.awaits_cluster;
+        let is_found = was_lost && !without.is_lost();
         let (mut inner, mut result) = self.realize_with_addresses(inner, Terms::FEED, change.into()).await;
         let is_refused = matches!(result, Err(PolicyError::Rows(_) | PolicyError::Proxy(_)));
         if is_refused && is_found {

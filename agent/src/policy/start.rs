@@ -56,6 +56,12 @@ impl Policy {
         Ok(())
     }
 
+    /// Rows of the cluster feed are lost: if the kernel has rules, they stay until a producer has sent every row. Before
+    /// [`Policy::start`].
+    pub async fn lacks_rows(&self) {
+        self.lock_early().await.state.lacks_rows();
+    }
+
     /// Takes the endpoints, after [`Policy::load`]. `unrecorded`: in the kernel without a record.
     pub async fn begin(
         &self,

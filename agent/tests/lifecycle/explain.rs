@@ -1,5 +1,8 @@
 //! The timeline of endpoints and what is explained with it: over creates, failed creates, deletes, stops and kills.
 
+#[path = "explain_cluster.rs"]
+mod cluster;
+
 use redb::{Database, ReadableDatabase as _, ReadableTable as _, TableDefinition};
 use wharf_agent::{
     explain,

@@ -97,7 +97,7 @@ fn policies_of_the_feed_are_lost_without_rules_in_the_kernel_too() {
         machine.life(async |agent| {
             for _ in 0..2 {
                 let refused = agent.try_create(agent.container("c2")).await.expect_err("refused");
-                assert!(refused.message.contains("whose rows are lost"), "{}", refused.message);
+                assert!(refused.message.contains("rows of the cluster feed are lost"), "{}", refused.message);
                 let part =
                     agent.life.take(Effects::default(), Complete { namespaces: true, ..Complete::default() }).await;
                 assert!(part.rows.is_err(), "{part:?}");

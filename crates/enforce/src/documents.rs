@@ -80,6 +80,8 @@ pub struct Documents {
     of_cluster: OrdMap<String, Labels>,
     /// The file records policies of the cluster feed, whose rows are not all known.
     pub awaits_cluster: bool,
+    /// Rows of the cluster feed were lost, and a producer has not sent every row again.
+    pub lacks_rows: bool,
     /// The cluster feed's namespaces are not all known.
     pub awaits_namespaces: bool,
     /// Namespaces whose rows the cluster feed refuses.
@@ -284,15 +286,19 @@ impl Documents {
         Changed { removed, ..Changed::default() }
     }
 
-    /// Policies were lost and not replaced, or the cluster feed's are not all known.
+    /// Policies were lost and not replaced, or the cluster feed's rows are not all known.
     #[must_use]
     pub const fn is_lost(&self) -> bool {
-        self.lost || self.awaits_cluster
+        self.lost || self.is_cluster_lost()
+    }
+
+    pub(crate) const fn is_cluster_lost(&self) -> bool {
+        self.awaits_cluster || self.lacks_rows
     }
 
     /// Policies of the cluster feed are in force, or were.
     pub fn has_cluster(&self) -> bool {
-        self.awaits_cluster || !self.rows.is_empty()
+        self.is_cluster_lost() || !self.rows.is_empty()
     }
 
     pub(crate) fn has_row(&self, row: &str) -> bool {

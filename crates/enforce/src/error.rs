@@ -107,7 +107,7 @@ fn lost(path: &Path, of_cluster: bool) -> String {
     const STAY: &str = "the rules stay in force as they are, new containers are refused and new labels wait, until";
     if of_cluster {
         return format!(
-            "the node had policies of the cluster feed, whose rows are lost; {STAY} a producer has sent every row and this \
+            "rows of the cluster feed are lost, which the rules need; {STAY} a producer has sent every row and this \
              version can read its policies (`wharf cluster feed`); a start without `--cluster-feed` gives them up"
         );
     }

@@ -120,6 +120,7 @@ impl Inputs {
     fn replace(&mut self, mut documents: Documents, services: &[IpNet]) -> Vec<Event> {
         documents.lost &= self.documents.lost;
         documents.awaits_cluster &= self.documents.awaits_cluster;
+        documents.lacks_rows &= self.documents.lacks_rows;
         let before = std::mem::replace(&mut self.documents, documents);
         let mut events = match self.enforcement {
             Enforcement::Never => Vec::new(),

@@ -282,6 +282,11 @@ impl State {
         self.is_active = true;
     }
 
+    /// At a start, before the first transaction: rows of the cluster feed were lost.
+    pub const fn lacks_rows(&mut self) {
+        self.inputs.documents.lacks_rows = true;
+    }
+
     /// Forgets an endpoint without a record.
     pub fn forget_unrecorded(&mut self, id: EndpointId) {
         self.unrecorded.retain(|lost| lost.id != id);
@@ -316,7 +321,7 @@ impl State {
                 members.insert_unrecorded(lost.clone(), Surroundings { documents, mode: *enforcement });
             }
             if documents.is_lost() && (*enforcement == Enforcement::Never || !(is_any || documents.awaits_cluster)) {
-                (documents.lost, documents.awaits_cluster) = (false, false);
+                (documents.lost, documents.awaits_cluster, documents.lacks_rows) = (false, false, false);
                 self.is_kept = false;
             }
         }

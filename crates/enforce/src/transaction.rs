@@ -565,7 +565,7 @@ impl Transaction {
     /// Keeps the rows of lost policies. The change takes effect when the policies are replaced.
     fn keep_lost(mut self: Box<Self>, state: &mut State) -> Effect {
         let documents = &self.next.documents;
-        let why = PolicyError::Lost { path: state.settings.file.clone(), of_cluster: documents.awaits_cluster };
+        let why = PolicyError::Lost { path: state.settings.file.clone(), of_cluster: documents.is_cluster_lost() };
         state.problem = Some(why.to_string());
         if self.terms.needs_kernel {
             return Effect::End(Err(why));

@@ -23,12 +23,14 @@ const MAX_FILE: u64 = 1 << 30;
 #[derive(Default)]
 pub(super) struct File {
     boot_id: String,
-    written: Option<(State, [bool; 3])>,
+    written: Option<(State, [bool; 4])>,
     revision: u64,
     unread: Option<Unread<BufReader<Opened>>>,
     pub(super) not_kept: Option<String>,
     /// Why the last start's file is not used or lacks rows, until a producer has sent every row again.
     pub(super) set_aside: Option<String>,
+    /// The last start's file could not be read.
+    is_lost: bool,
 }
 
 /// The first document of the file.
@@ -45,6 +47,9 @@ struct Head {
     has_policies: bool,
     #[serde(default = "is_of_earlier_version")]
     is_complete: bool,
+    /// Every row of every kind was sent since the boot. Absent in older files, whose pods may be a part.
+    #[serde(default)]
+    has_all: bool,
     /// Earlier versions wrote `state`.
     nodes: Option<Vec<Arc<FeedNode>>>,
     #[serde(default, skip_serializing)]
@@ -56,13 +61,13 @@ const fn is_of_earlier_version() -> bool {
 }
 
 impl Head {
-    fn new(boot_id: String, producer: Option<String>, cluster: String, flags: [bool; 3], state: &State) -> Self {
-        let ([has_namespaces, has_policies, is_complete], nodes) = (flags, Some(state.nodes().to_vec()));
-        Self { boot_id, producer, cluster, has_namespaces, has_policies, is_complete, nodes, state: None }
+    fn new(boot_id: String, producer: Option<String>, cluster: String, flags: [bool; 4], state: &State) -> Self {
+        let ([has_namespaces, has_policies, is_complete, has_all], nodes) = (flags, Some(state.nodes().to_vec()));
+        Self { boot_id, producer, cluster, has_namespaces, has_policies, is_complete, has_all, nodes, state: None }
     }
 
-    const fn flags(&self) -> [bool; 3] {
-        [self.has_namespaces, self.has_policies, self.is_complete]
+    const fn flags(&self) -> [bool; 4] {
+        [self.has_namespaces, self.has_policies, self.is_complete, self.has_all]
     }
 }
 
@@ -76,7 +81,7 @@ struct Unread<R> {
 struct Restored {
     feed: Feed,
     state: State,
-    flags: [bool; 3],
+    flags: [bool; 4],
     /// Every row follows this agent's rules.
     is_whole: bool,
     is_written: bool,
@@ -103,7 +108,7 @@ impl ClusterFeed {
             }
             Err((why, _)) => {
                 tracing::error!("{why}");
-                inner.file.set_aside = Some(why);
+                (inner.file.set_aside, inner.file.is_lost) = (Some(why), true);
                 self.restored.send_replace(true);
             }
         }
@@ -129,8 +134,8 @@ impl ClusterFeed {
                 let nodes = inner.feed.take_effects().nodes;
                 inner.feed = feed;
                 merge(&mut inner.left, Effects { nodes, ..effects });
-                let [has_namespaces, has_policies, is_complete] = flags;
-                (inner.has_namespaces, inner.has_policies) = (has_namespaces, has_policies);
+                let [has_namespaces, has_policies, is_complete, has_all] = flags;
+                (inner.has_namespaces, inner.has_policies, inner.has_all) = (has_namespaces, has_policies, has_all);
                 inner.file.written = is_written.then_some((state, flags));
                 inner.known = if is_complete { Known::Kept } else { Known::Part };
                 inner.file.set_aside = (!is_complete).then(|| {
@@ -140,12 +145,18 @@ impl ClusterFeed {
             }
             Err((why, is_aside)) => {
                 tracing::error!("{why}");
-                inner.file.set_aside = Some(why);
+                (inner.file.set_aside, inner.file.is_lost) = (Some(why), true);
                 // The nodes are in no file. A damaged file that could not be renamed stays.
                 inner.revision += u64::from(is_aside);
             }
         }
         self.restored.send_replace(true);
+    }
+
+    /// Rows of the last start could not be read.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        lock(&self.inner).file.is_lost
     }
 
     /// Returns after [`ClusterFeed::load_rest`]; at once without a file.
@@ -172,8 +183,8 @@ impl ClusterFeed {
             let state = inner.feed.state();
             // Refused rows are not kept: at a start, their namespaces are unknown.
             let has_namespaces = inner.has_namespaces && inner.feed.refused_namespaces().is_empty();
-            let flags = [has_namespaces, inner.has_policies, inner.known != Known::Part];
-            let is_written = |(rows, written): &(State, [bool; 3])| (rows, *written) == (&state, flags);
+            let flags = [has_namespaces, inner.has_policies, inner.known != Known::Part, inner.has_all];
+            let is_written = |(rows, written): &(State, [bool; 4])| (rows, *written) == (&state, flags);
             if inner.file.written.as_ref().is_some_and(is_written) {
                 inner.file.revision = inner.revision;
                 return Ok(());
@@ -254,7 +265,10 @@ impl<R: BufRead> Unread<R> {
             in_force = feed.state();
         }
         let is_written = is_whole && is_of_boot;
-        Ok(Restored { feed, state: in_force, flags: flags.map(|flag| flag && is_whole), is_whole, is_written })
+        let [has_namespaces, has_policies, is_complete, has_all] = flags.map(|flag| flag && is_whole);
+        // The pods of another boot are forgotten.
+        let flags = [has_namespaces, has_policies, is_complete, has_all && is_of_boot];
+        Ok(Restored { feed, state: in_force, flags, is_whole, is_written })
     }
 }
 

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use wharf_api::FeedWatch;
 use wharf_cluster::{
-    feed::{ApplyError, Change, Complete, Effects, Feed, FeedPod, Kind, Limits, Refusal},
+    feed::{ApplyError, Change, Complete, Conflict, Effects, Feed, FeedPod, Kind, Limits, Refusal},
     nodes::NodeRow,
 };
 use wharf_feed::v1;
@@ -138,6 +138,8 @@ struct Inner {
     has_namespaces: bool,
     /// A producer whose stream has policies has sent every row, possibly before the last start.
     has_policies: bool,
+    /// A producer whose stream has every kind has sent every row since the boot, possibly before the last start.
+    has_all: bool,
     /// `known` and [`Inner::complete`] that the consumer has.
     taken: (Known, Complete),
     unfit: Vec<Refusal>,
@@ -228,6 +230,7 @@ impl ClusterFeed {
             known: Known::Part,
             has_namespaces: false,
             has_policies: false,
+            has_all: false,
             taken: (Known::Part, Complete::default()),
             unfit: Vec::new(),
             left: Effects::default(),
@@ -270,6 +273,12 @@ impl ClusterFeed {
         Some((pod.clone(), inner.feed.has_namespace(&pod.namespace)))
     }
 
+    /// Claims to this address that another row prevents.
+    #[must_use]
+    pub fn conflicts_at(&self, kind: Kind, ip: IpAddr) -> Vec<Conflict> {
+        lock(&self.inner).feed.conflicts_at(kind, ip)
+    }
+
     /// Nodes in force, and whether every row of every kind was sent.
     pub(super) fn nodes(&self) -> (Vec<NodeRow>, bool) {
         let inner = lock(&self.inner);
@@ -282,6 +291,14 @@ impl ClusterFeed {
         let inner = lock(&self.inner);
         let is_known = inner.known == Known::Sent && inner.kinds.contains(&Kind::Node);
         inner.feed.own_node().filter(|_| is_known).map(|node| node.pod_cidrs.clone())
+    }
+
+    /// No kind of the last opening lacks rows: a producer has sent every row, in this stream or in an earlier one since
+    /// the boot.
+    #[must_use]
+    pub fn has_every_row(&self) -> bool {
+        let inner = lock(&self.inner);
+        inner.has_all || inner.is_synced()
     }
 
     /// This node's row, if not fully in force.
@@ -439,6 +456,7 @@ impl Inner {
             self.file.set_aside = None;
             self.known = Known::Sent;
             self.has_policies |= self.kinds.contains(&Kind::Policy);
+            self.has_all |= Kind::ALL.iter().all(|kind| self.kinds.contains(kind));
         }
         self.has_namespaces |= completes && (self.feed.is_complete(Kind::Namespace) || self.is_synced());
         Ok(())

@@ -440,6 +440,58 @@ async fn a_file_without_every_row_is_not_complete_at_the_next_starts() {
     assert!(!std::fs::read_to_string(&file).expect("read").contains("\"\""), "the broken row is written");
 }
 
+/// A stream of every kind, complete or without the end of the policies.
+fn of_every_kind(feed: &Arc<ClusterFeed>, is_complete: bool) -> Open {
+    lock(&feed.inner).opened = None;
+    lock(&feed.inner).begun.clear();
+    let open = feed.open(&Opening { kinds: Kind::ALL.into(), ..opening("kube", "one") });
+    let open = open.unwrap_or_else(|why| panic!("{why:?}"));
+    let ended = Kind::ALL.into_iter().filter(|kind| is_complete || *kind != Kind::Policy);
+    let rows = [node("a", 1), pod("one", 9)];
+    let changes = Kind::ALL.map(Change::Begin).into_iter().chain(rows).chain(ended.map(Change::Complete)).collect();
+    apply(feed, open.stream, work(1, changes)).expect("processed");
+    open
+}
+
+#[tokio::test]
+async fn every_row_is_there_after_a_complete_stream_until_the_boot() {
+    let directory = tempfile::tempdir().expect("directory");
+    {
+        let new = feed(&directory);
+        load(&new, "boot").await;
+        drop(of_every_kind(&new, false));
+        assert!(!new.has_every_row(), "the node has just joined");
+        drop(of_every_kind(&new, true));
+        assert!(new.has_every_row(), "without a producer");
+        drop(of_every_kind(&new, false));
+        assert!(new.has_every_row(), "a later stream lacks policies");
+        new.keep().await.expect("kept");
+    }
+    {
+        let restarted = feed(&directory);
+        load(&restarted, "boot").await;
+        assert!(restarted.has_every_row(), "of the kept file");
+        let open = of_every_kind(&restarted, false);
+        assert!(restarted.has_every_row());
+        drop(open);
+    }
+    {
+        let booted = feed(&directory);
+        load(&booted, "next boot").await;
+        assert!(!booted.has_every_row(), "the pods are forgotten");
+        drop(of_every_kind(&booted, false));
+        booted.keep().await.expect("kept");
+    }
+    let restarted = feed(&directory);
+    load(&restarted, "next boot").await;
+    assert!(!restarted.has_every_row(), "no stream of this boot was complete");
+    drop(opened(&restarted, "kube", "one"));
+    assert!(!restarted.has_every_row());
+    lock(&restarted.inner).begun.clear();
+    snapshot(&restarted, &opened(&restarted, "kube", "one"));
+    assert!(restarted.has_every_row(), "every kind of this opening");
+}
+
 #[tokio::test]
 async fn a_stream_without_policies_completes_no_policies() {
     let directory = tempfile::tempdir().expect("directory");

@@ -38,6 +38,18 @@ impl Claim {
     }
 }
 
+/// A claim that another row's overlapping claim prevents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// Name of the row, as in [`Refusal::name`](super::Refusal::name).
+    pub row: String,
+    pub net: IpNet,
+    /// Name of the other row.
+    pub owner: String,
+    /// Its claim.
+    pub other: IpNet,
+}
+
 /// The claims of a kind. A row's CIDRs do not overlap.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Claims {

@@ -30,6 +30,7 @@ use std::{
 use ipnet::IpNet;
 
 pub use self::{
+    claims::Conflict,
     limits::Limits,
     own::{OwnPods, PodRef},
     rows::{FeedNamespace, FeedNode, FeedPod, FeedPolicy},
@@ -405,6 +406,16 @@ impl Feed {
     #[must_use]
     pub fn owner_of(&self, ip: IpAddr) -> Option<&FeedPod> {
         self.claimant(ip).filter(|_| !self.node_addresses.contains(&ip)).map(|pod| &**pod)
+    }
+
+    /// Claims of nodes or pods to this address that another row prevents.
+    #[must_use]
+    pub fn conflicts_at(&self, kind: Kind, ip: IpAddr) -> Vec<Conflict> {
+        match kind {
+            Kind::Node => self.nodes.conflicts_at(ip).collect(),
+            Kind::Pod => self.pods.conflicts_at(ip).collect(),
+            Kind::Namespace | Kind::Policy => Vec::new(),
+        }
     }
 
     fn claimant(&self, ip: IpAddr) -> Option<&Arc<FeedPod>> {

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -9,7 +10,7 @@ use ipnet::IpNet;
 
 use super::{
     Changed, Count, Key, Limits, Refusal,
-    claims::{Claim, Claims, Standing},
+    claims::{Claim, Claims, Conflict, Standing},
     rows::{FeedRow, MAX_KEY, clip},
 };
 
@@ -306,16 +307,28 @@ impl<R: FeedRow> Table<R> {
     }
 
     fn conflicts(&self, key: &str, row: &R) -> String {
-        let conflict = |net: IpNet| {
-            let other = self.claims.blocker(net, Standing::Confirmed, key)?;
-            let owner = self.entries.get(&other.key)?.row.as_ref()?.shown();
-            Some(if other.net == net {
+        let text = |Conflict { net, other, owner, .. }: Conflict| {
+            if other == net {
                 format!("{} is claimed by {} {owner}, too", shown(net), R::KIND)
             } else {
-                format!("{} overlaps {} of {} {owner}", shown(net), shown(other.net), R::KIND)
-            })
+                format!("{} overlaps {} of {} {owner}", shown(net), shown(other), R::KIND)
+            }
         };
-        row.claims().into_iter().filter_map(conflict).collect::<Vec<String>>().join("; ")
+        self.conflicts_of(key, row).map(text).collect::<Vec<String>>().join("; ")
+    }
+
+    fn conflicts_of(&self, key: &str, row: &R) -> impl Iterator<Item = Conflict> {
+        row.claims().into_iter().filter_map(move |net| {
+            let other = self.claims.blocker(net, Standing::Confirmed, key)?;
+            let owner = self.entries.get(&other.key)?.row.as_ref()?.shown();
+            Some(Conflict { row: row.shown(), net, owner, other: other.net })
+        })
+    }
+
+    /// Claims to this address that another row prevents.
+    pub(super) fn conflicts_at(&self, ip: IpAddr) -> impl Iterator<Item = Conflict> {
+        let listed = self.listed.iter().filter_map(|key| Some((key, self.entries.get(key)?.row.as_ref()?)));
+        listed.flat_map(|(key, row)| self.conflicts_of(key, row)).filter(move |conflict| conflict.net.contains(&ip))
     }
 }
 
