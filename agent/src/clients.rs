@@ -58,7 +58,8 @@ impl Count {
 /// Runs while a proxy is enabled, until the agent stops.
 pub async fn watch(kernel: Arc<dyn Kernel>, policy: Arc<Policy>, tasks: Tasks, clients: Arc<Clients>) {
     let share = share();
-    let (mut last, mut wait): (Option<Count>, _) = (None, LOOK);
+    // At once: clients may connect as soon as the agent serves.
+    let (mut last, mut wait): (Option<Count>, _) = (None, Duration::ZERO);
     loop {
         tokio::select! {
             () = tasks.stop.cancelled() => break,
@@ -66,7 +67,7 @@ pub async fn watch(kernel: Arc<dyn Kernel>, policy: Arc<Policy>, tasks: Tasks, c
         }
         // Also before a rule redirects: limits precede its first connection.
         if !policy.proxy.redirects.enabled() {
-            last = None;
+            (last, wait) = (None, LOOK);
             continue;
         }
         let looked = async {

@@ -385,14 +385,18 @@ fn words(found: &[Judged]) -> String {
     format!("{}{more}", first.unwrap_or_default())
 }
 
-/// Why the node fails: more than half of the checked endpoints, and at least two, have an alarm.
+/// Why the node fails: every checked endpoint has an alarm, or more than half of them and at least two.
 #[must_use]
 pub fn of_node(results: &SelfChecks) -> Option<String> {
     let (failing, checked, _) = results.summary();
     let count = failing.len() as u64;
-    let is_of_node = count >= 2 && count * 2 > checked;
-    let first = failing.first().filter(|_| is_of_node)?;
+    let first = failing.first().filter(|_| is_of_node(count, checked))?;
     Some(format!("{count} of {checked} endpoints are not as desired; see `wharf endpoint health {first}`"))
+}
+
+const fn is_of_node(failing: u64, checked: u64) -> bool {
+    let are_all = failing > 0 && failing >= checked;
+    are_all || (failing >= 2 && failing * 2 > checked)
 }
 
 #[must_use]
@@ -411,4 +415,26 @@ pub fn component(results: &SelfChecks, interval: Duration) -> ComponentStatus {
         (Health::Ok, format!("{checked} endpoints as desired, looked at within {age} s"))
     };
     ComponentStatus::new("self-check", health, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_of_node;
+
+    #[test]
+    fn a_node_fails_with_all_or_with_most_of_its_endpoints() {
+        for (failing, checked, expected) in [
+            (0, 0, false),
+            (0, 1, false),
+            (1, 1, true),
+            (1, 2, false),
+            (2, 2, true),
+            (1, 3, false),
+            (2, 3, true),
+            (2, 4, false),
+            (3, 4, true),
+        ] {
+            assert_eq!(is_of_node(failing, checked), expected, "{failing} of {checked}");
+        }
+    }
 }

@@ -55,6 +55,9 @@ pub(crate) enum Task {
     /// Send datagrams in the network namespace of a pod, for the latencies of `kubernetes`
     #[command(hide = true)]
     KubernetesProbe(ProbeArgs),
+    /// Answer DNS queries about services, for `kubernetes --e2e`
+    #[command(hide = true)]
+    KubernetesDns(DnsArgs),
     /// Measure against other CNI plugins, side by side; tables and plots under target/bench
     Bench(Passed),
     /// Serve this machine: build, then run wharf-agent in the foreground
@@ -222,6 +225,20 @@ pub(crate) struct ProbeArgs {
     /// Without `--to`, answer on this port.
     #[arg(long, value_name = "PORT", default_value_t = 9999)]
     pub(crate) port: u16,
+}
+
+/// Arguments of `kubernetes-dns`.
+#[derive(Debug, Args)]
+pub(crate) struct DnsArgs {
+    /// Listen on this address; may be repeated.
+    #[arg(long = "address", value_name = "ADDRESS", required = true)]
+    pub(crate) addresses: Vec<std::net::IpAddr>,
+    /// UDP and TCP port.
+    #[arg(long, value_name = "PORT", default_value_t = 53)]
+    pub(crate) port: u16,
+    /// Command that prints Services and EndpointSlices as a JSON list.
+    #[arg(last = true, value_name = "COMMAND", required = true)]
+    pub(crate) command: Vec<String>,
 }
 
 /// Arguments of `dist`.

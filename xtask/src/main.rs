@@ -72,6 +72,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Task::Vm(arguments) => return vm::run(&workspace, &privilege, verbose, &arguments),
         Task::Kubernetes(arguments) => return kubernetes::run(&workspace, &privilege, verbose, &arguments),
         Task::KubernetesProbe(arguments) => kubernetes::probe::run(&arguments)?,
+        Task::KubernetesDns(arguments) => kubernetes::dns::run(&arguments)?,
         Task::Install(arguments) => install::install(&workspace, &privilege, verbose, &arguments)?,
         Task::Uninstall(arguments) => uninstall::uninstall(&privilege, &arguments)?,
         Task::Docs => book::docs(&workspace, &privilege, verbose)?,

@@ -65,6 +65,9 @@ pub(crate) const KUBERNETES: &[Need] = &[
     Need::file("busybox-static", "/var/lib/dpkg/info/busybox-static.list"),
     // For UDP in pods of `--e2e`; busybox's has none.
     Need::program("netcat-openbsd", "nc.openbsd"),
+    // For scripts in pods of `--e2e`: a shell without applets, and `dig` and `nslookup`.
+    Need::program("dash", "dash"),
+    Need::program("bind9-dnsutils", "dig"),
 ];
 
 pub(crate) const TEST: &[Need] = &[

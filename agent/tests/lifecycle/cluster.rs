@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use wharf_agent::{node::network, policy, status::feed::Reporter};
+use wharf_agent::{cluster::feed::KEEP_CONTROLLER, node::network, policy, status::feed::Reporter};
 use wharf_cluster::paths::{Path, Probed};
 use wharf_core::{
     kernel::{KernelErrorKind as Kind, MissingRoute},
@@ -145,6 +145,13 @@ fn a_controller_that_keeps_failing_makes_the_node_unready() {
     let machine = machine(&["b"]);
     machine.life(async |agent| {
         let (reporter, controllers) = (reporter(&agent), &agent.life.tasks.controllers);
+        controllers.record(policy::CONTROLLER, Err("the kernel refused"));
+        let [ready, _] = conditions(&reporter).await;
+        assert!(ready.contains("policy: the kernel refused"), "since the first report: {ready}");
+        for name in [network::CONTROLLER, policy::CONTROLLER, KEEP_CONTROLLER] {
+            controllers.record(name, Ok::<(), String>(()));
+        }
+        assert_eq!(conditions(&reporter).await[0], "", "all are well");
         for name in [network::CONTROLLER, policy::CONTROLLER, "pool-overlap"] {
             controllers.record(name, Err("the kernel refused"));
             assert_eq!(conditions(&reporter).await[0], "", "{name}: the agent may repair it");

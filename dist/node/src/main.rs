@@ -1,12 +1,16 @@
 //! `wharf-node`: setup of Wharf's container image, which has no shell.
 //!
-//! `install` copies the plugin to the host, `run` executes the agent. `ready` is the readiness probe: when the agent is
-//! ready, it copies the network configuration, by which the runtime detects a ready network.
+//! `install` copies the plugin to the host and prepares the state directory of `wharf-kube`, `run` executes the agent.
+//! `ready` is the readiness probe: when the agent is ready, it copies the network configuration, by which the runtime
+//! detects a ready network.
 
 use std::{
     ffi::OsString,
     fs, io,
-    os::unix::{fs::PermissionsExt as _, process::CommandExt as _},
+    os::unix::{
+        fs::{MetadataExt as _, PermissionsExt as _, lchown},
+        process::CommandExt as _,
+    },
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
@@ -23,14 +27,20 @@ const TOOL: &str = "/usr/bin/wharf";
 const STORE: &str = "state.redb";
 
 const USAGE: &str = "\
-usage: wharf-node install PLUGIN-DIR NETWORK-DIR RUN-DIR   copy the CNI plugin; remove the network of an earlier boot
+usage: wharf-node install PLUGIN-DIR NETWORK-DIR RUN-DIR STATE-DIR USER
+                                                           copy the CNI plugin; remove the network of an earlier boot;
+                                                           give STATE-DIR to the user and group with the id USER
        wharf-node run [ARGUMENT...]                        make /proc/sys writable here, then become wharf-agent
        wharf-node ready NETWORK-DIR                        copy the network if `wharf status --ready` succeeds";
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = std::env::args_os().skip(1).collect();
     let done = match words.split_first() {
-        Some((verb, [plugins, networks, run])) if verb == "install" => {
+        Some((verb, [plugins, networks, run, state, user])) if verb == "install" => {
+            // `wharf-kube` runs without the directory, and logs that it cannot write to it.
+            if let Err(error) = parse_user(user).and_then(|user| give(state.as_ref(), user)) {
+                eprintln!("wharf-node: {error:#}");
+            }
             install(plugins.as_ref(), networks.as_ref(), run.as_ref())
         }
         Some((verb, [networks])) if verb == "ready" => ready(networks.as_ref()),
@@ -65,6 +75,26 @@ fn withdraw(conflist: &Path, networks: &Path, run: &Path) -> Result<()> {
     fs::remove_file(&network).with_context(|| format!("remove {}", network.display()))?;
     println!("removed {} of an earlier boot", network.display());
     Ok(())
+}
+
+fn parse_user(id: &OsString) -> Result<u32> {
+    id.to_str().and_then(|id| id.parse().ok()).with_context(|| format!("{} is no id of a user", id.display()))
+}
+
+/// Gives a directory of this process's user to another user and to the group with the same id, with mode 0700. Needs
+/// CAP_CHOWN. Without CAP_FOWNER, the mode is set first. A directory that the user has is kept as it is.
+fn give(directory: &Path, user: u32) -> Result<()> {
+    let found = fs::symlink_metadata(directory).with_context(|| format!("look at {}", directory.display()))?;
+    let own = nix::unistd::geteuid().as_raw();
+    if found.uid() == user && user != own {
+        return Ok(());
+    }
+    if !found.is_dir() || found.uid() != own {
+        bail!("{} is no directory of the user {own} or {user}", directory.display());
+    }
+    fs::set_permissions(directory, fs::Permissions::from_mode(0o700))
+        .and_then(|()| lchown(directory, Some(user), Some(user)))
+        .with_context(|| format!("give {} to the user {user}", directory.display()))
 }
 
 fn ready(networks: &Path) -> Result<()> {
@@ -133,8 +163,6 @@ fn is_read_only(path: &str) -> Result<bool> {
 #[cfg(test)]
 #[allow(clippy::expect_used, reason = "a test fails by panicking")]
 mod tests {
-    use std::os::unix::fs::MetadataExt as _;
-
     use super::*;
 
     #[test]
@@ -184,6 +212,30 @@ mod tests {
         std::os::unix::fs::symlink("nowhere", &network).expect("linked");
         offer(&source, &networks).expect("looked at");
         assert!(network.is_symlink() && found().is_none(), "a dangling link is the operator's");
+    }
+
+    #[test]
+    fn a_directory_is_given_once_and_one_of_another_user_is_refused() {
+        let root = tempfile::tempdir().expect("directory");
+        let (state, own) = (root.path().join("state"), nix::unistd::geteuid().as_raw());
+        fs::create_dir(&state).expect("made");
+        let seen = || {
+            let found = fs::metadata(&state).expect("there");
+            (found.uid(), found.gid(), found.mode() & 0o7777)
+        };
+        // Only root may give it to another user.
+        let user = if own == 0 { 65_588 } else { own };
+        give(&state, user).expect("given");
+        assert_eq!(seen(), (user, user, 0o700));
+        give(&state, user).expect("left alone");
+        assert_eq!(seen(), (user, user, 0o700));
+        if own == 0 {
+            let refused = give(&state, user + 1).expect_err("it belongs to another user").to_string();
+            assert!(refused.contains("state") && seen().0 == user, "{refused}");
+        }
+        std::os::unix::fs::symlink(&state, root.path().join("link")).expect("linked");
+        give(&root.path().join("link"), user + 1).expect_err("a link");
+        give(&root.path().join("absent"), user).expect_err("absent");
     }
 
     #[test]

@@ -124,10 +124,12 @@ fn events(node: &Node, state: &AgentState) -> Vec<Event> {
 
 fn policy(refused: &Refused) -> Option<Event> {
     let subject = refused.subject.clone()?;
+    // The flags do not show whether the policy's pods are open. A stale row has an earlier version, which can be refused
+    // itself, or lacks only the proxy's acknowledgement. For other rows, the kernel can have rules of an earlier version.
     let state = match (refused.row.stale, refused.row.conflict) {
-        (true, _) => "The earlier version of the policy stays in force.",
+        (true, _) => "The policy is not in force as written. An earlier version or a part of it may be in force.",
         (false, true) => "Another policy with its name is in force instead.",
-        (false, false) => "The policy is not in force: it isolates no pod and allows no traffic.",
+        (false, false) => "The policy is not in force as written. Its pods may be open.",
     };
     // Events without a namespace are in `default`.
     let namespace = if subject.namespace.is_empty() { "default".to_owned() } else { subject.namespace.clone() };
@@ -209,10 +211,13 @@ mod tests {
     #[test]
     fn an_event_says_what_is_in_force_and_fits() {
         let earlier = policy(&refused(true, "shop")).expect("an event");
-        assert!(earlier.note.starts_with("The earlier version of the policy stays in force. é"));
+        let written = "The policy is not in force as written.";
+        let stale = format!("{written} An earlier version or a part of it may be in force. é");
+        assert!(earlier.note.starts_with(&stale), "also a new policy whose proxy is absent is stale");
         assert_eq!(earlier.namespace, "shop");
         let none = policy(&refused(false, "")).expect("an event");
-        assert!(none.note.starts_with("The policy is not in force"));
+        let open = format!("{written} Its pods may be open. é");
+        assert!(none.note.starts_with(&open), "the kernel may have rules of a policy that this version cannot read");
         assert_eq!(none.namespace, "default");
         let object = none.object(&none.name(), "a", Timestamp::UNIX_EPOCH);
         assert!(object["note"].as_str().is_some_and(|note| note.len() <= MAX_NOTE && note.len() > MAX_NOTE - 4));

@@ -4,6 +4,9 @@ use wharf_feed::v1;
 
 use super::table::Subject;
 
+/// Condition of agents that report whether they have every row; absent in reports of older agents.
+const ROWS_COMPLETE: &str = "RowsComplete";
+
 /// A row that is not in force as sent.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refused {
@@ -25,10 +28,11 @@ pub struct AgentState {
 }
 
 impl AgentState {
-    /// The agent has every row and has reported.
+    /// The agent has reported, and has every row: of this stream's first snapshot, or of an earlier stream. The rows of
+    /// an earlier stream stay in force while a source of this process cannot be read.
     #[must_use]
     pub fn is_settled(&self) -> bool {
-        self.is_in_force && self.report.is_some()
+        self.report.is_some() && (self.is_in_force || self.condition(ROWS_COMPLETE).is_ok())
     }
 
     /// Whether something differs for this node's object or its Events. Counts in the texts of problems do not matter: with

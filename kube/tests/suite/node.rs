@@ -98,6 +98,31 @@ async fn the_taint_stays_while_a_list_is_missing() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_restart_with_an_unreadable_source_closes_no_node_that_has_every_row() {
+    for has_rows in [true, false] {
+        let bench = Bench::start(cluster(), Agent::start());
+        until("no taint", SOON, || !is_tainted(&bench.server)).await;
+        bench.agent.report(&[("Ready", true), ("RoutesInForce", true), ("RowsComplete", has_rows)]);
+        for _ in 0..1_000 {
+            bench.server.fail("/networkpolicies", Fault::Status(403, None));
+        }
+        let bench = bench.restart();
+        sleep(Duration::from_secs(90)).await;
+        assert!(!bench.agent.is_complete(), "policies are not known");
+        assert_eq!(is_tainted(&bench.server), !has_rows);
+        let reason = if has_rows { "False WharfIsUp" } else { "True WharfIsStarting" };
+        assert_eq!(network(&bench.server).as_deref(), Some(reason));
+        bench.agent.report(&[("Ready", false), ("RoutesInForce", true), ("RowsComplete", has_rows)]);
+        until("the taint of an agent that is not ready", SOON, || is_tainted(&bench.server)).await;
+        bench.agent.report(&[("Ready", true), ("RoutesInForce", true), ("RowsComplete", has_rows)]);
+        sleep(SOON).await;
+        assert_eq!(is_tainted(&bench.server), !has_rows);
+        bench.server.heal();
+        until("no taint", Duration::from_secs(700), || bench.agent.is_complete() && !is_tainted(&bench.server)).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_short_absence_of_the_agent_changes_nothing_and_a_long_one_does() {
     let bench = Bench::start(cluster(), Agent::start());
     let server = &bench.server;
@@ -218,7 +243,9 @@ async fn a_refused_policy_has_one_event() {
     bench.agent.refuse(vec![refused("no such field", true)]);
     until("an event", SOON, || bench.server.events().len() == 1).await;
     let event = bench.server.events().remove(0);
-    assert_eq!(event["note"], "The earlier version of the policy stays in force. no such field");
+    let note =
+        "The policy is not in force as written. An earlier version or a part of it may be in force. no such field";
+    assert_eq!(event["note"], note);
     assert_eq!(event["metadata"]["namespace"], "shop");
     let regarding = json!({"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "namespace": "shop", "name": "web",
         "uid": "p1"});

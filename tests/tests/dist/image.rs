@@ -82,6 +82,7 @@ fn the_agent_serves_a_node_from_its_image_with_what_the_daemonset_gives_it() -> 
     let host = node.dirs().root.join("host");
     fs::create_dir_all(host.join("plugins"))?;
     fs::create_dir(host.join("networks"))?;
+    fs::create_dir(host.join("servers"))?;
     let conflist = Path::new(env!("CARGO_MANIFEST_DIR")).join("../dist/10-wharf.conflist");
     let network = host.join("networks/10-wharf.conflist");
     // Of an earlier boot.
@@ -90,9 +91,15 @@ fn the_agent_serves_a_node_from_its_image_with_what_the_daemonset_gives_it() -> 
     let command = kubernetes::texts(&pod["initContainers"][0]["command"]);
     let (entry, arguments) = command.split_first().context("no command")?;
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let options =
-        ["--rm", "--network", "none", "--cap-drop", "all", "--read-only", "--volume", &volume, "--entrypoint", entry];
-    podman_run(&options, &arguments)?;
+    let user = kubernetes::container(&pod, "wharf-kube")?["securityContext"]["runAsUser"].to_string();
+    let options = ["--rm", "--network", "none", "--cap-drop", "all", "--cap-add", "CHOWN", "--read-only", "--volume"];
+    let options = [&options[..], &[volume.as_str(), "--entrypoint", entry.as_str()]].concat();
+    // Also a later pod, which finds the directory.
+    for _ in 0..2 {
+        podman_run(&options, &arguments)?;
+        let servers = fs::metadata(host.join("servers"))?;
+        ensure!(servers.uid().to_string() == user && servers.mode() & 0o7777 == 0o700, "{servers:?}");
+    }
     let same = |file: &Path, source: &Path| Ok::<_, std::io::Error>(fs::read(file)? == fs::read(source)?);
     ensure!(same(&host.join("plugins/wharf-cni"), &wharf_tests::process::bin("wharf-cni")?)?, "another plugin");
     ensure!(!network.exists(), "the network is there before the agent");
@@ -132,7 +139,6 @@ fn the_agent_serves_a_node_from_its_image_with_what_the_daemonset_gives_it() -> 
     ensure!(same(&network, &conflist)?, "another network");
 
     // wharf-kube: its program, and its group at the feed.
-    let user = kubernetes::container(&pod, "wharf-kube")?["securityContext"]["runAsUser"].to_string();
     let feed = fs::metadata(dirs.run.join("feed/feed.sock"))?;
     ensure!(feed.gid().to_string() == user && feed.mode() & 0o777 == 0o660, "{feed:?}");
     let options = ["--rm", "--network", "none", "--cap-drop", "all", "--read-only", "--user", &user];

@@ -54,8 +54,11 @@ fn the_daemonset_has_the_units_capabilities_and_no_more() -> Result<()> {
     ensure!(texts(&agent["capabilities"]["drop"]) == ["ALL"] && agent["privileged"].is_null(), "{agent}");
     // The API server refuses `false` beside SYS_ADMIN.
     ensure!(agent["allowPrivilegeEscalation"].is_null(), "{agent}");
-    let plugin = &pod["initContainers"][0]["securityContext"];
-    ensure!(plugin["capabilities"]["add"].is_null() && texts(&plugin["capabilities"]["drop"]) == ["ALL"], "{plugin}");
+    // CHOWN gives the state directory to wharf-kube's user.
+    let plugin = &pod["initContainers"][0]["securityContext"]["capabilities"];
+    ensure!(texts(&plugin["add"]) == ["CHOWN"] && texts(&plugin["drop"]) == ["ALL"], "{plugin}");
+    let user = container(&pod, "wharf-kube")?["securityContext"]["runAsUser"].to_string();
+    ensure!(texts(&pod["initContainers"][0]["command"]).last() == Some(&user), "it is given to another user");
     Ok(())
 }
 
@@ -104,6 +107,7 @@ fn the_daemonset_is_complete_and_has_one_agent_on_each_node() -> Result<()> {
         ("netns", "/run/netns"),
         ("plugins", "/opt/cni/bin"),
         ("networks", "/etc/cni/net.d"),
+        ("servers", "/var/lib/wharf-kube"),
     ] {
         ensure!(host(name) == path, "{name}: {}", host(name));
     }
@@ -124,11 +128,11 @@ fn wharf_kube_has_no_privileges_and_alone_has_the_token() -> Result<()> {
         "seccompProfile": {"type": "RuntimeDefault"}, "capabilities": {"drop": ["ALL"]},
     });
     ensure!(kube["securityContext"] == security, "{}", kube["securityContext"]);
-    // Of the node's directories, it has the feed's.
+    // Of the node's directories, it has the feed's and its own.
     ensure!(mounted(kube) == ["feed", "servers", "token"].into(), "{:?}", mounted(kube));
     let volumes = || pod["volumes"].as_array().into_iter().flatten();
     let with = |kind: &str| -> Vec<&Value> { volumes().filter(|v| !v[kind].is_null()).map(|v| &v["name"]).collect() };
-    ensure!(with("projected") == ["token"] && with("emptyDir") == ["servers"] && with("secret").is_empty(), "{pod}");
+    ensure!(with("projected") == ["token"] && with("emptyDir").is_empty() && with("secret").is_empty(), "{pod}");
     let holders: Vec<&Value> =
         containers(&pod).filter(|container| mounted(container).contains("token")).map(|c| &c["name"]).collect();
     ensure!(holders == ["wharf-kube"], "{holders:?}");

@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::{
     api::{Api, elements, text},
     control::Control,
-    images,
+    dns, images,
     network::{self, Host, SERVICES},
     node::{Node, Setup},
     pki::Pki,
@@ -38,6 +38,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) programs: &'a Programs,
     pub(crate) wharf: &'a ForCluster,
     pub(crate) work: &'a Path,
+    /// Kubernetes' own tests need a DNS server.
+    pub(crate) e2e: bool,
 }
 
 #[derive(Debug)]
@@ -64,7 +66,7 @@ impl<'a> Cluster<'a> {
         empty_directory(&logs)?;
         let hosts = network::hosts(nodes);
         let pki = Pki::make(run.join("pki"), &hosts)?;
-        let archives = images::make(parts.programs, parts.wharf, &run)?;
+        let archives = images::make(parts.programs, parts.wharf, &pki, &run)?;
 
         let space = Space::open(parts.privilege)?;
         network::make(&space, &hosts)?;
@@ -80,6 +82,9 @@ impl<'a> Cluster<'a> {
             release: &parts.workspace.release(),
         };
         control.start_all(&api)?;
+        if parts.e2e {
+            dns::start(&control.place, &api, &logs)?;
+        }
         let nodes = hosts.iter().map(|host| node(&setup, host, &archives)).collect::<Result<Vec<_>>>()?;
         step.note(format!("up in {}", spell(started.elapsed())));
         Ok(Self { parts: *parts, space, control, api, nodes, pki, churn, logs, run })

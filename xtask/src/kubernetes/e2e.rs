@@ -29,9 +29,8 @@ const GROUPS: [Group; 3] = [
 ];
 
 /// A part of the names of excluded tests, and the reason.
-const LEFT_OUT: [(&str, &str); 4] = [
-    ("DNS", "the cluster has no DNS server"),
-    ("SCTP", "needs the kernel's sctp module"),
+const LEFT_OUT: [(&str, &str); 3] = [
+    ("[Feature:SCTPConnectivity]", "needs the kernel's sctp module"),
     ("LoadBalancer", "the cluster has no load balancers"),
     ("[Disruptive]", "restarts programs of the nodes in ways of its own"),
 ];
@@ -149,7 +148,7 @@ mod tests_of_reports {
             |name: &str, state: &str| json!({"ContainerHierarchyTexts": area, "LeafNodeText": name, "State": state});
         let report = json!([{"SpecReports": [
             spec("one [Conformance]", "passed"),
-            spec("two DNS [Conformance]", "skipped"),
+            spec("two [Feature:SCTPConnectivity] [Conformance]", "skipped"),
             spec("three Netpol NetworkPolicy", "failed"),
             spec("four", "skipped"),
             {"ContainerHierarchyTexts": ["[sig-node] B"], "LeafNodeText": "five [Conformance]", "State": "passed"},
@@ -162,7 +161,7 @@ mod tests_of_reports {
                 "e2e: Conformance|passed|0.0 s|1 passed, 0 failed, 1 not run",
                 "e2e: Netpol|FAILED|0.0 s|0 passed, 1 failed, 0 not run",
                 "e2e: IPv6DualStack|FAILED|0.0 s|0 passed, 0 failed, 0 not run",
-                "e2e|not run|0.0 s|1 tests: the cluster has no DNS server",
+                "e2e|not run|0.0 s|1 tests: needs the kernel's sctp module",
             ]
         );
     }

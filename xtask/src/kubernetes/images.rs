@@ -9,7 +9,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 use serde_json::json;
 
-use super::{place::said, programs::Programs};
+use super::{pki::Pki, place::said, programs::Programs};
 use crate::{
     dist::{ForCluster, oci::Image, tree},
     vm::{apt::empty_directory, image::libraries},
@@ -26,7 +26,18 @@ const APPLETS: [&str; 16] = [
     "wget", "xargs",
 ];
 
-pub(crate) fn make(programs: &Programs, wharf: &ForCluster, work: &Path) -> Result<Vec<PathBuf>> {
+/// Program of the machine and file of the image, for scripts in Kubernetes' tests. busybox's `nc` has no UDP, and
+/// busybox's shell runs its applets without a search of the PATH.
+const PROGRAMS: [(&str, &str); 6] = [
+    ("curl", "bin/curl"),
+    ("dash", "bin/sh"),
+    ("dig", "bin/dig"),
+    ("getent", "bin/getent"),
+    ("nc.openbsd", "bin/nc"),
+    ("nslookup", "bin/nslookup"),
+];
+
+pub(crate) fn make(programs: &Programs, wharf: &ForCluster, pki: &Pki, work: &Path) -> Result<Vec<PathBuf>> {
     let mut archives = vec![wharf.image.clone()];
     let Some(busybox) = find_program("busybox") else { bail!("make an image: the machine has no busybox-static") };
     let write = |name: &str, names: &[String], root: &Path, config| -> Result<PathBuf> {
@@ -54,8 +65,17 @@ pub(crate) fn make(programs: &Programs, wharf: &ForCluster, work: &Path) -> Resu
         };
         archives.push(write("e2e-pause", &named("/pause:"), &root, config)?);
         tree::add(&root, "agnhost", &read(&agnhost)?, 0o755)?;
-        // For scripts in pods; busybox's nc has no UDP.
-        for (name, place) in [("curl", "bin/curl"), ("nc.openbsd", "bin/nc")] {
+        for file in ["localhost.crt", "localhost.key"] {
+            tree::add(&root, file, &read(Path::new(&pki.file(file)))?, 0o644)?;
+        }
+        // dash finds applets by the PATH.
+        for applet in said(Command::new(&busybox).arg("--list"))?.lines() {
+            let place = format!("bin/{applet}");
+            if fs::symlink_metadata(root.join(&place)).is_err() {
+                tree::link(&root, &place, "busybox")?;
+            }
+        }
+        for (name, place) in PROGRAMS {
             let Some(program) = find_program(name) else { bail!("make an image: the machine has no {name}") };
             let own = root.join(place);
             if own.is_symlink() {
@@ -67,7 +87,8 @@ pub(crate) fn make(programs: &Programs, wharf: &ForCluster, work: &Path) -> Resu
             }
         }
         let config = json!({"Entrypoint": ["/agnhost"], "Cmd": ["pause"], "Env": ["PATH=/bin:/usr/bin"]});
-        archives.push(write("agnhost", &named("/agnhost:"), &root, config)?);
+        let names = [named("/agnhost:"), named("/glibc-dns-testing:")].concat();
+        archives.push(write("agnhost", &names, &root, config)?);
     }
     Ok(archives)
 }

@@ -4,6 +4,7 @@ mod api;
 mod checks;
 mod cluster;
 mod control;
+pub(crate) mod dns;
 mod e2e;
 mod images;
 mod network;
@@ -64,7 +65,7 @@ pub(crate) fn run(
         progress.step("containerd (40 MB the first time)", |step| Programs::complete(step, directory, &work))?;
     let wharf =
         progress.step("Wharf's image and manifest", |step| dist::for_cluster(step, workspace, &work.join("wharf")))?;
-    let parts = Parts { workspace, privilege, programs: &programs, wharf: &wharf, work: &work };
+    let parts = Parts { workspace, privilege, programs: &programs, wharf: &wharf, work: &work, e2e: arguments.e2e };
     let churn = Duration::from_secs(arguments.minutes.saturating_mul(60));
     let cluster = progress.step("Cluster", |step| Cluster::start(step, &parts, arguments.nodes, churn))?;
     let (before, after) = checks.split_at(checks.iter().position(|check| check.is_last).unwrap_or(checks.len()));

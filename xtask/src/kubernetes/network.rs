@@ -9,9 +9,12 @@ const SCRIPT: &str = include_str!("network.sh");
 pub(crate) const CONTROL_NAME: &str = "control";
 const CONTROL_NUMBER: u8 = 10;
 pub(crate) const CONTROL: &str = "172.30.0.10";
+pub(crate) const CONTROL_ADDRESSES: [&str; 2] = [CONTROL, "fd30::10"];
 
 pub(crate) const PODS: [&str; 2] = ["10.244.0.0/16", "fd44::/48"];
 pub(crate) const SERVICES: [&str; 2] = ["10.96.0.0/16", "fd96::/112"];
+/// Of the service `kube-dns`, which exists with `--e2e`.
+pub(crate) const DNS: [&str; 2] = ["10.96.0.10", "fd96::a"];
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Host {

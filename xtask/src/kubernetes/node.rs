@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 
 use super::{
-    network::{Host, PODS},
+    network::{DNS, Host, PODS},
     pki::Pki,
     place::{Place, Space, make_directory, until},
     programs::Programs,
@@ -193,8 +193,8 @@ fn kubelet(pki: &Pki, name: &str) -> String {
             "memory.available": "100Mi", "nodefs.available": "1%", "nodefs.inodesFree": "1%",
             "imagefs.available": "1%", "imagefs.inodesFree": "1%",
         },
-        // No server has it; without an address, each pod gets an Event.
-        "clusterDNS": ["10.96.0.10"], "clusterDomain": "cluster.local",
+        // Without `--e2e`, no server has the address; without an address, each pod gets an Event.
+        "clusterDNS": [DNS[0]], "clusterDomain": "cluster.local",
         "resolvConf": "", "healthzBindAddress": "127.0.0.1", "shutdownGracePeriod": "0s",
         // Detects a silent node within seconds.
         "nodeStatusUpdateFrequency": "4s", "nodeStatusReportFrequency": "10s",

@@ -39,6 +39,11 @@ impl Pki {
             pki.certificate(name, subject, None)?;
             pki.kubeconfig(name)?;
         }
+        // For the image of agnhost.
+        pki.openssl(
+            "req -x509 -newkey rsa:2048 -nodes -days 3650 -subj /CN=localhost \
+             -addext subjectAltName=DNS:localhost,IP:127.0.0.1,IP:::1 -keyout localhost.key -out localhost.crt",
+        )?;
         for node in nodes {
             let names = format!("DNS:{},IP:{},IP:{}", node.name, node.ipv4(), node.ipv6());
             pki.certificate(&node.name, &format!("/O=system:nodes/CN=system:node:{}", node.name), Some(&names))?;

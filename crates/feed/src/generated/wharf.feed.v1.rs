@@ -405,6 +405,7 @@ pub struct Report {
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Condition {
     /// `Ready`: the agent adds containers. `RoutesInForce`: the containers of every node of the feed have a route.
+    /// `RowsComplete`: a producer has sent every row, in this stream or in an earlier one.
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     /// It holds.

@@ -47,6 +47,42 @@ fn the_taint_goes_only_with_ready_routes_and_rows_in_force() {
     assert_eq!(taint(&silent, soon), Some(true), "an absent condition does not hold");
 }
 
+/// A stream without a complete snapshot, to an agent that reports whether it has every row of an earlier stream.
+fn incomplete(ready: bool, routes: bool, has_rows: bool) -> AgentState {
+    let mut state = state(ready, routes, false);
+    if let Some(report) = &mut state.report {
+        report.conditions.push(condition("RowsComplete", has_rows));
+    }
+    state
+}
+
+#[test]
+fn an_agent_with_the_rows_of_an_earlier_stream_is_as_one_with_those_of_this_stream() {
+    for (ready, routes) in [(true, true), (false, true), (true, false), (false, false)] {
+        for (unsettled, without_routes) in [(Duration::ZERO, Duration::ZERO), (GRACE, GRACE)] {
+            let wanted = |state: &AgentState| Wanted::new(state, unsettled, without_routes);
+            let settled = wanted(&state(ready, routes, true));
+            assert_eq!(wanted(&incomplete(ready, routes, true)), settled, "{ready} {routes} {unsettled:?}");
+        }
+    }
+    let mut state = incomplete(true, true, true);
+    if let Some(report) = &mut state.report {
+        report.health_addresses.clear();
+    }
+    let removed = Wanted::new(&state, Duration::ZERO, Duration::ZERO).annotations;
+    assert_eq!(removed.first(), Some(&(HEALTH, None)));
+}
+
+#[test]
+fn an_agent_that_never_had_every_row_waits() {
+    let new = incomplete(true, true, false);
+    assert_eq!(taint(&new, Duration::ZERO), None, "the snapshot is on its way");
+    let late = Wanted::new(&new, GRACE, Duration::ZERO);
+    assert_eq!((late.taint, late.network.map(|network| network.reason)), (Some(true), Some("WharfIsStarting")));
+    let without_report = AgentState { report: None, ..incomplete(true, true, true) };
+    assert_eq!(taint(&without_report, GRACE), Some(true));
+}
+
 #[test]
 fn a_patch_keeps_other_taints_and_names_the_version() {
     let other = json!({"key": "a", "effect": "NoExecute", "value": "v", "timeAdded": "2026-01-01T00:00:00Z"});

@@ -34,6 +34,45 @@ pub(super) fn install(cluster: &Cluster<'_>) -> Result<String> {
     Ok(format!("ready {} after kubectl apply", spell(took)))
 }
 
+/// The API server's answer, not the manifest's text.
+pub(super) fn rights(cluster: &Cluster<'_>) -> Result<String> {
+    const USER: &str = "--as=system:serviceaccount:wharf:wharf-kube";
+    const ALLOWED: [&str; 9] = [
+        "watch nodes",
+        "patch nodes",
+        "patch nodes --subresource=status",
+        "watch namespaces",
+        "watch pods",
+        "watch networkpolicies.networking.k8s.io",
+        "watch ciliumnetworkpolicies.cilium.io",
+        "create events.events.k8s.io",
+        "get customresourcedefinitions.apiextensions.k8s.io/ciliumnetworkpolicies.cilium.io",
+    ];
+    const REFUSED: [&str; 12] = [
+        "get secrets",
+        "list secrets",
+        "get configmaps",
+        "patch pods",
+        "delete pods",
+        "create pods --subresource=exec",
+        "create pods",
+        "delete nodes",
+        "create nodes",
+        "get nodes --subresource=proxy",
+        "patch networkpolicies.networking.k8s.io",
+        "create serviceaccounts --subresource=token",
+    ];
+    for (all, expected) in [(&ALLOWED[..], true), (&REFUSED[..], false)] {
+        for right in all {
+            let mut words = vec!["auth", "can-i", "--all-namespaces", USER];
+            words.extend(right.split(' '));
+            let is_allowed = cluster.api.run(&words).is_ok();
+            ensure!(is_allowed == expected, "{right}: allowed is {is_allowed}");
+        }
+    }
+    Ok(format!("{} of its requests allowed, {} others refused", ALLOWED.len(), REFUSED.len()))
+}
+
 pub(super) fn replicas(cluster: &Cluster<'_>) -> usize {
     PODS_PER_NODE * cluster.nodes.len()
 }

@@ -28,6 +28,8 @@ const ROUNDS: usize = 50;
 const PORT: u16 = 9999;
 /// Until a change takes effect.
 const LIMIT: Duration = Duration::from_secs(10);
+/// Goals, in milliseconds: half of the changes, and 99 of 100.
+const GOALS: (f64, f64) = (20.0, 100.0);
 
 /// Times of one kind of change, in milliseconds.
 #[derive(Debug, Default)]
@@ -44,6 +46,10 @@ impl Times {
 
     fn text(&self) -> String {
         format!("p50 {:.0} ms, p99 {:.0} ms", self.percentile(50), self.percentile(99))
+    }
+
+    fn are_short(&self) -> bool {
+        self.percentile(50) <= GOALS.0 && self.percentile(99) <= GOALS.1
     }
 }
 
@@ -76,7 +82,7 @@ pub(super) fn policies(cluster: &Cluster<'_>) -> Result<String> {
         bench.wait(true, sent, &mut allowed)?;
     }
     bench.end()?;
-    Ok(format!("{} streams: dropped {}; passed {}", cluster.nodes.len(), denied.text(), allowed.text()))
+    judged([&denied, &allowed], format!("on all nodes: dropped {}; passed {}", denied.text(), allowed.text()))
 }
 
 /// Changes a label of clients, which the servers' policy selects.
@@ -95,12 +101,19 @@ pub(super) fn labels(cluster: &Cluster<'_>) -> Result<String> {
             for (stream, client) in bench.streams.iter().zip(&bench.clients) {
                 let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}", client.name);
                 let sent = request(cluster, "PATCH", &path, &patch)?;
-                wait(stream, is_up, sent, if is_up { &mut allowed } else { &mut denied })?;
+                let times = if is_up { &mut allowed } else { &mut denied };
+                times.0.push(wait(stream, is_up, sent)?);
             }
         }
     }
     bench.end()?;
-    Ok(format!("allowed {}; denied {}", allowed.text(), denied.text()))
+    judged([&denied, &allowed], format!("allowed {}; denied {}", allowed.text(), denied.text()))
+}
+
+fn judged(all: [&Times; 2], text: String) -> Result<String> {
+    let (half, most) = GOALS;
+    ensure!(all.iter().all(|times| times.are_short()), "{text}; the goals are p50 {half} ms, p99 {most} ms");
+    Ok(text)
 }
 
 struct Bench<'a> {
@@ -146,8 +159,11 @@ impl<'a> Bench<'a> {
         Ok(bench)
     }
 
+    /// The time until the change is in force on all nodes.
     fn wait(&self, is_up: bool, since: u128, times: &mut Times) -> Result<()> {
-        self.streams.iter().try_for_each(|stream| wait(stream, is_up, since, times))
+        let all: Vec<f64> = self.streams.iter().map(|stream| wait(stream, is_up, since)).collect::<Result<_>>()?;
+        times.0.push(all.into_iter().fold(0.0, f64::max));
+        Ok(())
     }
 
     fn end(self) -> Result<()> {
@@ -157,14 +173,14 @@ impl<'a> Bench<'a> {
     }
 }
 
-fn wait(stream: &Stream, is_up: bool, since: u128, times: &mut Times) -> Result<()> {
+/// In milliseconds.
+fn wait(stream: &Stream, is_up: bool, since: u128) -> Result<f64> {
     loop {
         let word = if is_up { "answers" } else { "silence" };
         let (found, at) = stream.changes.recv_timeout(LIMIT).with_context(|| format!("wait for {word}"))?;
         if found == is_up {
             let nanoseconds = u32::try_from(at.saturating_sub(since)).unwrap_or(u32::MAX);
-            times.0.push(f64::from(nanoseconds) / 1e6);
-            return Ok(());
+            return Ok(f64::from(nanoseconds) / 1e6);
         }
     }
 }
@@ -233,5 +249,6 @@ mod tests {
         let times = Times((1..=200).map(f64::from).collect());
         assert_eq!((times.percentile(50), times.percentile(99)), (100.0, 198.0));
         assert_eq!(Times(vec![7.0]).text(), "p50 7 ms, p99 7 ms");
+        assert!(Times(vec![20.0, 21.0]).are_short() && !Times(vec![20.0, 101.0]).are_short());
     }
 }

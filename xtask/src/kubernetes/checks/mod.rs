@@ -34,6 +34,7 @@ const fn check(name: &'static str, run: fn(&Cluster<'_>) -> Result<String>) -> C
 const ALL: &[Check] = &[
     Check { name: "manifest: nodes become ready", run: basic::install, needed: true, is_last: false },
     Check { name: "pods of a Deployment have addresses", run: basic::addresses, needed: true, is_last: false },
+    check("rights of wharf-kube", basic::rights),
     check("pods reach all pods", connectivity::pods),
     check("nodes reach all pods", connectivity::nodes),
     check("exec, logs, port-forward", basic::kubelet),

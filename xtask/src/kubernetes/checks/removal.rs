@@ -54,7 +54,7 @@ pub(super) fn wharf(cluster: &Cluster<'_>) -> Result<String> {
     for node in &cluster.nodes {
         node.place.output("rm", &["-f", "/etc/cni/net.d/10-wharf.conflist", "/opt/cni/bin/wharf-cni"])?;
         node.place.output(&agent, &["cleanup"])?;
-        node.place.output("rm", &["-rf", "/run/wharf", "/var/lib/wharf"])?;
+        node.place.output("rm", &["-rf", "/run/wharf", "/var/lib/wharf", "/var/lib/wharf-kube"])?;
         let name = node.name();
         let taint = format!("{TAINT}:NoSchedule-");
         // Fails without a taint.
