@@ -531,7 +531,9 @@ fn rows_stay_in_force_without_their_producer_and_over_a_restart() -> Result<()> 
             "another namespace"
         );
         let told = node.wharf(&["explain", "10.88.0.9"])?.ok()?;
-        ensure!(told.contains("pod shop/web-0 on node b"), "{told}");
+        ensure!(told.contains("pod shop/web-0 on node b") && told.contains("Identity:"), "{told}");
+        let told = node.wharf(&["explain", "10.88.0.10"])?.ok()?;
+        ensure!(told.contains("7 (reserved:unknown-pod)") && !told.contains("once a policy"), "{told}");
         wait::until("the report", || {
             producer.send(Vec::new())?;
             let conditions = producer.report().map(|report| report.conditions.as_slice()).unwrap_or_default();

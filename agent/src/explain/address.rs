@@ -28,8 +28,8 @@ pub(super) async fn explain(node: &Arc<Node>, ip: IpAddr) -> Explanation {
     let (mut answer, is_elsewhere) = by_rows(config, network, endpoints, &rows);
     if is_elsewhere {
         let kernel = Arc::clone(kernel);
-        let policy = look(node, Purpose::Explanation, async move { kernel.observe_policy().await }).await;
-        answer.facts.push(fact("identity", rows.identity(policy)));
+        let row = look(node, Purpose::Explanation, async move { kernel.observe_peer(ip).await }).await;
+        answer.facts.push(fact("identity", rows.identity(row)));
     }
     answer
 }

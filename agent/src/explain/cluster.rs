@@ -1,10 +1,6 @@
 //! Explains addresses of other nodes.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use ipnet::IpNet;
 use wharf_api::{Fact, Health};
@@ -14,7 +10,7 @@ use wharf_cluster::{
     routes::{self, Destination, Unrouted},
 };
 use wharf_common::{PeerRow, policy::PEER_SERVICE};
-use wharf_core::{identity::Identity, kernel::NextHop, policy::PolicyRows};
+use wharf_core::{identity::Identity, kernel::NextHop};
 
 use super::{MAX_LISTED, Unknown, fact, named};
 use crate::{
@@ -113,14 +109,14 @@ impl<'a> Rows<'a> {
         all.map(|to| format!("with {} of node {}, to which this node has no route", to.cidr, to.node)).collect()
     }
 
-    /// The identity in the kernel's rows. If the kernel has no row: the identity that the first policy will write.
-    pub(super) fn identity(&self, kernel: Result<PolicyRows, Unknown>) -> String {
+    /// The identity in the kernel's row. If the kernel has no row: the identity that the first policy will write.
+    pub(super) fn identity(&self, kernel: Result<Option<PeerRow>, Unknown>) -> String {
         let by_rows = || match &self.pod {
             Some(_) => "a number by its labels".to_owned(),
             None => named(self.identity_without_pod()),
         };
-        match kernel.map(|rows| longest(&rows.peers, self.ip).map(|row| row.identity & !PEER_SERVICE)) {
-            Ok(Some(identity)) => named(Identity(identity)),
+        match kernel {
+            Ok(Some(row)) => named(Identity(row.identity & !PEER_SERVICE)),
             Ok(None) => format!("{}, once a policy is in force", by_rows()),
             Err(why) => format!("{}, by the cluster's rows; the kernel's rows could not be read: {why}", by_rows()),
         }
@@ -203,11 +199,6 @@ fn role(node: &NodeRow, ip: IpAddr) -> Option<&'static str> {
         return Some("address of the node's health endpoint");
     }
     node.router_addresses.contains(&ip).then_some("router address of the node, its containers' gateway")
-}
-
-fn longest(peers: &BTreeMap<IpNet, PeerRow>, ip: IpAddr) -> Option<&PeerRow> {
-    let found = peers.iter().filter(|(net, _)| net.contains(&ip)).max_by_key(|(net, _)| net.prefix_len());
-    found.map(|(_, row)| row)
 }
 
 /// At most [`MAX_LISTED`], with `and`.

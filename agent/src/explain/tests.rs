@@ -9,7 +9,6 @@ use wharf_cluster::{
 use wharf_core::{
     ids::Epoch,
     overlap::{NodeNetwork, Way},
-    policy::PolicyRows,
 };
 use wharf_policy::{
     compile::{Listener, Share},
@@ -85,7 +84,7 @@ fn rows_of(rows: impl IntoIterator<Item = Row>, ip: &str) -> Rows<'static> {
 fn explained(rows: &Rows<'_>) -> (Health, String, Vec<String>) {
     let elsewhere = rows.elsewhere().expect("a row claims it");
     let mut facts: Vec<String> = elsewhere.facts.iter().map(|fact| format!("{}: {}", fact.name, fact.value)).collect();
-    facts.push(format!("identity: {}", rows.identity(Ok(PolicyRows::default()))));
+    facts.push(format!("identity: {}", rows.identity(Ok(None))));
     (elsewhere.health, elsewhere.summary, facts)
 }
 

@@ -9,6 +9,7 @@ use std::{
 
 use async_trait::async_trait;
 use ipnet::IpNet;
+use wharf_common::PeerRow;
 use wharf_core::{
     endpoint::{EndpointRecord, NetnsRef},
     finding::{EndpointProblem, NodeProblem},
@@ -592,6 +593,10 @@ impl PolicyKernel for LinuxKernel {
             Ok(all.into_iter().map(|(_, ip)| ip).collect())
         })
         .await
+    }
+
+    async fn observe_peer(&self, ip: IpAddr) -> Result<Option<PeerRow>> {
+        self.blocking("observe policy", move |k| k.bpf.observe_peer(ip)).await
     }
 
     async fn observe_policy(&self) -> Result<PolicyRows> {

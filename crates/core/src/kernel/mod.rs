@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, net::IpAddr, path::Path, sync::Arc};
 
 use async_trait::async_trait;
 use ipnet::IpNet;
+use wharf_common::PeerRow;
 
 use crate::{
     endpoint::{EndpointRecord, NetnsRef},
@@ -269,6 +270,9 @@ pub trait PolicyKernel: Send + Sync + 'static {
 
     /// Of the node's interfaces.
     async fn observe_addresses(&self) -> Result<Vec<IpAddr>>;
+
+    /// The row by which policy judges this address; `None` if the address is unknown.
+    async fn observe_peer(&self, ip: IpAddr) -> Result<Option<PeerRow>>;
 
     /// All policy rows.
     async fn observe_policy(&self) -> Result<PolicyRows>;

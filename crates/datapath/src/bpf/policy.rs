@@ -4,6 +4,7 @@ mod rows;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
     sync::PoisonError,
 };
 
@@ -98,6 +99,16 @@ impl Bpf {
             generations.set(slot, before.wrapping_add(1), 0).map_err(|e| failed(&e))?;
         }
         Ok(())
+    }
+
+    pub(crate) fn observe_peer(&self, ip: IpAddr) -> Result<Option<PeerRow>> {
+        let peers: LpmTrie<MapData, EndpointKey, PeerRow> = self.open_held(map::IPCACHE)?;
+        let key = peer_key(ip.into()).map_err(|cause| fail(OBSERVE, ip.to_string(), KernelErrorKind::Other, cause))?;
+        match peers.get(&key, 0) {
+            Ok(row) => Ok(Some(row)),
+            Err(e) if maps::is_missing(&e) => Ok(None),
+            Err(e) => Err(wrap(OBSERVE, format!("{} of {ip}", map::IPCACHE), &e)),
+        }
     }
 
     pub(crate) fn observe_policy(&self) -> Result<PolicyRows> {

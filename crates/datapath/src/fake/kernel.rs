@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, net::IpAddr};
 
 use async_trait::async_trait;
 use ipnet::IpNet;
-use wharf_common::map;
+use wharf_common::{PeerRow, map};
 use wharf_core::{
     finding::NodeProblem,
     flow::{Flow, FlowFilter, FlowList, FlowUsage, ProxyClients},
@@ -390,6 +390,14 @@ impl PolicyKernel for FakeKernel {
             let routers = s.node.as_ref().map(|spec| (spec.router4, spec.router6)).unwrap_or_default();
             let routers = routers.0.map(IpAddr::V4).into_iter().chain(routers.1.map(IpAddr::V6));
             Ok(routers.chain(s.node_addresses.iter().copied()).collect())
+        })
+        .await
+    }
+
+    async fn observe_peer(&self, ip: IpAddr) -> Result<Option<PeerRow>> {
+        self.call(Operation::ObservePolicy, ip.to_string(), |s| {
+            let found = s.policy.rows.peers.iter().filter(|(net, _)| net.contains(&ip));
+            Ok(found.max_by_key(|(net, _)| net.prefix_len()).map(|(_, row)| *row))
         })
         .await
     }

@@ -37,14 +37,13 @@ pub(super) fn install(cluster: &Cluster<'_>) -> Result<String> {
 /// The API server's answer, not the manifest's text.
 pub(super) fn rights(cluster: &Cluster<'_>) -> Result<String> {
     const USER: &str = "--as=system:serviceaccount:wharf:wharf-kube";
-    const ALLOWED: [&str; 9] = [
+    const ALLOWED: [&str; 8] = [
         "watch nodes",
         "patch nodes",
         "patch nodes --subresource=status",
         "watch namespaces",
         "watch pods",
         "watch networkpolicies.networking.k8s.io",
-        "watch ciliumnetworkpolicies.cilium.io",
         "create events.events.k8s.io",
         "get customresourcedefinitions.apiextensions.k8s.io/ciliumnetworkpolicies.cilium.io",
     ];
