@@ -101,13 +101,14 @@ fn plain(name: &'static str, overlay: bool, table: &str) -> Result<Wire> {
     Ok(Wire::of_nodes(name, [left, right], Ipv4Addr::new(10, 87, 1, 2).into(), joined, false))
 }
 
-/// A container with the address that Wharf would give it, behind a veth pair of the node, which forwards.
+/// A container with the address that Wharf would give it, behind a veth pair of the node, which forwards. The rules of
+/// the table know containers by the name of their link.
 fn container(node: &Node, n: usize) -> Result<Sandbox> {
     let (sandbox, gateway) = (node.sandbox(if n == 0 { "left" } else { "right" })?, format!("10.87.{n}.1"));
     let to = sandbox.path().display().to_string();
-    ip(node.space(), &format!("link add c0 type veth peer name eth0 netns {to}"))?;
-    ip(node.space(), &format!("addr add {gateway}/24 dev c0"))?;
-    ip(node.space(), "link set c0 up")?;
+    ip(node.space(), &format!("link add wh0 type veth peer name eth0 netns {to}"))?;
+    ip(node.space(), &format!("addr add {gateway}/24 dev wh0"))?;
+    ip(node.space(), "link set wh0 up")?;
     ip(sandbox.space()?, &format!("addr add 10.87.{n}.2/24 dev eth0"))?;
     ip(sandbox.space()?, "link set eth0 up")?;
     ip(sandbox.space()?, &format!("route add default via {gateway}"))?;
