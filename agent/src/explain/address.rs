@@ -9,7 +9,7 @@ use wharf_kit::{clock, sync::lock};
 
 use super::{
     MAX_LISTED, blank,
-    cluster::{Elsewhere, Rows},
+    cluster::{Elsewhere, Rows, identity},
     conclude, end_in_words, fact, look,
 };
 use crate::{
@@ -29,7 +29,7 @@ pub(super) async fn explain(node: &Arc<Node>, ip: IpAddr) -> Explanation {
     if is_elsewhere {
         let kernel = Arc::clone(kernel);
         let row = look(node, Purpose::Explanation, async move { kernel.observe_peer(ip).await }).await;
-        answer.facts.push(fact("identity", rows.identity(row)));
+        answer.facts.push(fact("identity", identity(row)));
     }
     answer
 }

@@ -7,7 +7,7 @@ use wharf_api::{Fact, Health};
 use wharf_cluster::{
     feed::{Conflict, FeedPod, Kind},
     nodes::NodeRow,
-    routes::{self, Destination, Unrouted},
+    routes::{Destination, Unrouted},
 };
 use wharf_common::{PeerRow, policy::PEER_SERVICE};
 use wharf_core::{identity::Identity, kernel::NextHop};
@@ -25,7 +25,6 @@ pub(super) struct Rows<'a> {
     pub(super) ip: IpAddr,
     /// This node's name.
     pub(super) own: &'a str,
-    pub(super) services: &'a [IpNet],
     pub(super) in_force: Arc<InForce>,
     /// The pod of another node with the address, and whether its namespace has a row.
     pub(super) pod: Option<(FeedPod, bool)>,
@@ -48,7 +47,6 @@ impl<'a> Rows<'a> {
         Self {
             ip,
             own: &config.node_name,
-            services: &config.service_cidr,
             in_force: cluster.in_force(),
             pod,
             conflicts: [Kind::Node, Kind::Pod].map(conflicts),
@@ -109,37 +107,6 @@ impl<'a> Rows<'a> {
         all.map(|to| format!("with {} of node {}, to which this node has no route", to.cidr, to.node)).collect()
     }
 
-    /// The identity in the kernel's row. If the kernel has no row: the identity that the first policy will write.
-    pub(super) fn identity(&self, kernel: Result<Option<PeerRow>, Unknown>) -> String {
-        let by_rows = || match &self.pod {
-            Some(_) => "a number by its labels".to_owned(),
-            None => named(self.identity_without_pod()),
-        };
-        match kernel {
-            Ok(Some(row)) => named(Identity(row.identity & !PEER_SERVICE)),
-            Ok(None) => format!("{}, once a policy is in force", by_rows()),
-            Err(why) => format!("{}, by the cluster's rows; the kernel's rows could not be read: {why}", by_rows()),
-        }
-    }
-
-    /// As `wharf_enforce::state` decides, which computes nothing before the first policy. A lifecycle test compares
-    /// both.
-    fn identity_without_pod(&self) -> Identity {
-        let Self { ip, services, in_force: cluster, .. } = self;
-        let is_in = |nets: &[IpNet]| nets.iter().any(|net| net.contains(ip));
-        let is_of_node = |node: &NodeRow| {
-            let is_router = || node.router_addresses.contains(ip) && !is_in(&routes::refused(&cluster.destinations));
-            node.addresses.contains(ip) || is_router()
-        };
-        match self.node() {
-            Some(node) if node.name == self.own && node.addresses.contains(ip) => Identity::HOST,
-            Some(node) if node.name != self.own && is_of_node(node) => Identity::REMOTE_NODE,
-            _ if is_in(services) => Identity::WORLD,
-            _ if is_in(&routes::peers(&cluster.destinations)) => Identity::UNKNOWN_POD,
-            _ => Identity::WORLD,
-        }
-    }
-
     fn node(&self) -> Option<&NodeRow> {
         self.in_force.nodes.of_address(self.ip)
     }
@@ -175,6 +142,15 @@ impl<'a> Rows<'a> {
             let claimed = list(claims.iter().map(|(net, row)| format!("{kind} {} claims {}", name(row), shown(net))));
             format!("{claimed}, which overlap, so {neither} of them has its claim")
         })
+    }
+}
+
+/// By the kernel's row, which policy decides.
+pub(super) fn identity(row: Result<Option<PeerRow>, Unknown>) -> String {
+    match row {
+        Ok(Some(row)) => named(Identity(row.identity & !PEER_SERVICE)),
+        Ok(None) => "none until a policy is in force".to_owned(),
+        Err(why) => format!("unknown: {why}"),
     }
 }
 

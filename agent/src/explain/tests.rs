@@ -73,23 +73,17 @@ fn rows_of(rows: impl IntoIterator<Item = Row>, ip: &str) -> Rows<'static> {
     Rows {
         ip,
         own: "a",
-        services: &[],
         in_force: Arc::new(InForce { nodes, destinations, ..InForce::default() }),
         pod: feed.owner_of(ip).map(|pod| (pod.clone(), true)),
         conflicts: [Kind::Node, Kind::Pod].map(|kind| feed.conflicts_at(kind, ip)),
     }
 }
 
-/// The summary, and the facts with the identity in a kernel without rows.
 fn explained(rows: &Rows<'_>) -> (Health, String, Vec<String>) {
     let elsewhere = rows.elsewhere().expect("a row claims it");
-    let mut facts: Vec<String> = elsewhere.facts.iter().map(|fact| format!("{}: {}", fact.name, fact.value)).collect();
-    facts.push(format!("identity: {}", rows.identity(Ok(None))));
+    let facts = elsewhere.facts.iter().map(|fact| format!("{}: {}", fact.name, fact.value)).collect();
     (elsewhere.health, elsewhere.summary, facts)
 }
-
-const WORLD: &str = "identity: 2 (reserved:world), once a policy is in force";
-const UNKNOWN_POD: &str = "identity: 7 (reserved:unknown-pod), once a policy is in force";
 
 #[test]
 fn a_network_that_several_nodes_claim_is_of_none() {
@@ -112,7 +106,7 @@ fn a_network_that_several_nodes_claim_is_of_none() {
             "node c claims 10.9.0.0/16 and node d claims 10.9.5.0/24, which overlap, so neither of them has its claim",
         ),
     ] {
-        assert_eq!(explained(&rows_of(rows, ip)), (Health::Degraded, claims(expected), vec![WORLD.to_owned()]));
+        assert_eq!(explained(&rows_of(rows, ip)), (Health::Degraded, claims(expected), Vec::new()));
     }
     let others = [node("c", 3, "10.9.0.0/24"), node("d", 4, "10.9.0.0/24")];
     assert!(rows_of(others, "10.9.1.7").elsewhere().is_none(), "outside the network in conflict");
@@ -120,7 +114,7 @@ fn a_network_that_several_nodes_claim_is_of_none() {
 
 #[test]
 fn an_address_that_several_pods_claim_is_of_none() {
-    let of_node = ["node: c", "route: in 10.9.0.0/24 of node c: packets to it go via 192.0.2.3", UNKNOWN_POD];
+    let of_node = ["node: c", "route: in 10.9.0.0/24 of node c: packets to it go via 192.0.2.3"];
     let rows = [node("c", 3, "10.9.0.0/24"), pod("x", "c", "10.9.0.7"), pod("y", "d", "10.9.0.7")];
     let (health, summary, facts) = explained(&rows_of(rows, "10.9.0.7"));
     let expected = "pods shop/x and shop/y both claim 10.9.0.7, so neither of them has it; `wharf cluster feed` lists the conflict";
@@ -138,13 +132,5 @@ fn a_pod_in_a_network_that_several_nodes_claim_has_no_route() {
     assert_eq!((health, summary.as_str()), (Health::Degraded, "an address of pod shop/x on node c of the cluster"));
     assert_eq!(facts[..2], ["pod: shop/x", "node: c"]);
     assert!(facts[2].starts_with("route: nodes c and d both claim 10.9.0.0/24"), "{facts:?}");
-    assert_eq!(facts[3..], ["labels: none", "identity: a number by its labels, once a policy is in force"]);
-}
-
-#[test]
-fn an_identity_without_rows_of_the_kernel_is_that_of_the_cluster_and_says_why() {
-    let rows = rows_of([node("c", 3, "10.9.0.0/24")], "10.9.0.7");
-    let expected = "7 (reserved:unknown-pod), by the cluster's rows; the kernel's rows could not be read: the kernel did \
-                    not answer within 2s";
-    assert_eq!(rows.identity(Err(Unknown::KernelSilent)), expected);
+    assert_eq!(facts[3..], ["labels: none"]);
 }
