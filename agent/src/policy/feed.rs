@@ -38,7 +38,7 @@ impl Policy {
         }
         let was_lost = without.awaits_cluster || without.lacks_rows;
         without.awaits_cluster &= !complete.all || !state.feed.are_readable();
-        without.lacks_rows &= !complete.all;
+        without.lacks_rows &= !complete.rows;
         without.awaits_namespaces &= !complete.namespaces;
         without.refused_namespaces = complete.refused_namespaces.into();
         let change = [Input::Documents(without.with_rows(&rows)), Input::Pods(pods.clone())];

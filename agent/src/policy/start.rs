@@ -38,6 +38,7 @@ impl Policy {
         let text = kept::read(&self.file, documents::MAX_FILE).map_err(|why| unusable(why.to_string()))?;
         let mut documents = Documents::parse(text.as_deref()).map_err(unusable)?;
         documents.awaits_cluster &= self.settings.has_feed;
+        documents.lacks_rows &= self.settings.has_feed;
         documents.awaits_namespaces = self.settings.has_feed;
         let is_kept = !documents.lost;
         let texts = documents.texts.take();
@@ -56,10 +57,13 @@ impl Policy {
         Ok(())
     }
 
-    /// Rows of the cluster feed are lost: if the kernel has rules, they stay until a producer has sent every row. Before
-    /// [`Policy::start`].
+    /// Rows of the cluster feed are lost: rules of the kernel stay until a producer has sent every row. To be called
+    /// before [`Policy::start`].
     pub async fn lacks_rows(&self) {
-        self.lock_early().await.state.lacks_rows();
+        let mut inner = self.lock_early().await;
+        inner.state.lacks_rows();
+        // Before the feed writes its file, which then lacks the rows.
+        self.keep_cluster(&mut inner).await;
     }
 
     /// Takes the endpoints, after [`Policy::load`]. `unrecorded`: in the kernel without a record.

@@ -123,6 +123,8 @@ struct File {
     namespaces: Arc<BTreeMap<String, Labels>>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     cluster: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    lacks_rows: bool,
 }
 
 /// Names of changed policies.
@@ -165,8 +167,10 @@ impl Documents {
         if file.revision > MAX_REVISION {
             return Err(format!("its revision is {}, at most {MAX_REVISION} is possible", file.revision));
         }
-        let File { revision, lost, imports, directory: texts, namespaces, cluster: awaits_cluster, .. } = file;
-        let mut documents = Self { revision, lost, imports, texts, namespaces, awaits_cluster, ..Self::default() };
+        let File { revision, lost, imports, directory: texts, namespaces, cluster, lacks_rows, .. } = file;
+        let awaits_cluster = cluster;
+        let mut documents =
+            Self { revision, lost, imports, texts, namespaces, awaits_cluster, lacks_rows, ..Self::default() };
         for import in &documents.imports {
             let policies = read(&import.file, &import.text).map_err(|refusals| told(&refusals))?;
             let mut missing = import.names.clone();
@@ -190,8 +194,8 @@ impl Documents {
     /// Too large to be read.
     pub fn to_text(&self) -> io::Result<Vec<u8>> {
         let Self { revision, lost, imports, texts: directory, namespaces, .. } = self.clone();
-        let cluster = self.has_cluster();
-        let file = File { version: VERSION, revision, lost, imports, directory, namespaces, cluster };
+        let [cluster, lacks_rows] = self.flags();
+        let file = File { version: VERSION, revision, lost, imports, directory, namespaces, cluster, lacks_rows };
         let text = serde_json::to_vec(&file)?;
         if text.len() as u64 > MAX_FILE {
             let bytes = text.len();
@@ -296,9 +300,9 @@ impl Documents {
         self.awaits_cluster || self.lacks_rows
     }
 
-    /// Policies of the cluster feed are in force, or were.
-    pub fn has_cluster(&self) -> bool {
-        self.is_cluster_lost() || !self.rows.is_empty()
+    /// In the file: policies of the cluster feed are in force, or were; rows of the feed were lost.
+    pub(crate) fn flags(&self) -> [bool; 2] {
+        [self.awaits_cluster || !self.rows.is_empty(), self.lacks_rows]
     }
 
     pub(crate) fn has_row(&self, row: &str) -> bool {

@@ -133,7 +133,8 @@ pub struct State {
     /// Rows exist, or a policy existed since the start.
     pub(crate) is_active: bool,
     pub(crate) is_kept: bool,
-    pub(crate) is_cluster_kept: bool,
+    /// [`Documents::flags`] in the file.
+    pub(crate) kept_flags: [bool; 2],
     pub(crate) limits: Limits,
     pub(crate) unrecorded: Vec<Unrecorded>,
     pub(crate) writes: u64,
@@ -154,7 +155,7 @@ impl State {
             proxy: Proxy::default(),
             is_active: false,
             is_kept: false,
-            is_cluster_kept: false,
+            kept_flags: [false; 2],
             limits: LIMITS,
             unrecorded: Vec::new(),
             writes: 0,
@@ -227,14 +228,14 @@ impl State {
     /// Marks the documents as saved.
     pub fn set_kept(&mut self) {
         self.is_kept = true;
-        self.is_cluster_kept = self.inputs.documents.has_cluster();
+        self.kept_flags = self.inputs.documents.flags();
     }
 
-    /// The cluster feed has policies, and the file of policies does not say so: without the rows of the feed, a start
-    /// would not know that policies are lost.
+    /// The cluster feed has policies, or its rows were lost, and the file of policies does not say so: the next start
+    /// would not know that rows are missing.
     #[must_use]
     pub fn lacks_cluster(&self) -> bool {
-        self.inputs.documents.has_cluster() && !self.is_cluster_kept
+        self.inputs.documents.flags().into_iter().zip(self.kept_flags).any(|(now, kept)| now && !kept)
     }
 
     /// Redirects of the proxy.
@@ -263,7 +264,7 @@ impl State {
     /// At a start: loads the saved state. `is_kept`: the file of policies exists.
     pub fn load(&mut self, inputs: Inputs, ports: Ports, is_kept: bool) {
         self.inputs = inputs;
-        self.is_cluster_kept = self.inputs.documents.has_cluster();
+        self.kept_flags = self.inputs.documents.flags();
         self.proxy.rounds = Rounds::new(ports.rounds.clone());
         self.proxy.has_way = !ports.listeners.is_empty();
         self.proxy.may_have_way = self.proxy.has_way;

@@ -32,7 +32,7 @@ const OTHER_PORTS: usize = 8;
 pub enum Saves {
     Nothing,
     Documents,
-    /// The documents, without the feed's policies, if their file has another [`Documents::has_cluster`].
+    /// The documents, without the feed's policies, if their file has other [`Documents::flags`].
     ClusterFlag,
     Names,
 }
@@ -494,7 +494,7 @@ impl Transaction {
         let documents = &state.inputs.documents;
         let is_required = match self.terms.saves {
             Saves::Documents => true,
-            Saves::ClusterFlag => documents.has_cluster() != state.is_cluster_kept,
+            Saves::ClusterFlag => documents.flags() != state.kept_flags,
             Saves::Nothing | Saves::Names => false,
         };
         let has_rows = end.is_none() && self.plan.as_ref().is_some_and(|plan| !plan.rows.is_empty());

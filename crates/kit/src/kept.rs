@@ -81,12 +81,18 @@ fn too_long(most: u64) -> io::Error {
 /// # Errors
 /// The file system's.
 pub fn set_aside(path: &Path) -> io::Result<PathBuf> {
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(".damaged");
-    let aside = PathBuf::from(aside);
+    let aside = aside(path);
     fs::rename(path, &aside)?;
     wharf_crash::point("kept/after-set-aside");
     Ok(aside)
+}
+
+/// The path of [`set_aside`].
+#[must_use]
+pub fn aside(path: &Path) -> PathBuf {
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(".damaged");
+    aside.into()
 }
 
 /// As [`write_by`].

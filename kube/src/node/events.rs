@@ -124,8 +124,8 @@ fn events(node: &Node, state: &AgentState) -> Vec<Event> {
 
 fn policy(refused: &Refused) -> Option<Event> {
     let subject = refused.subject.clone()?;
-    // The flags do not show whether the policy's pods are open. A stale row has an earlier version, which can be refused
-    // itself, or lacks only the proxy's acknowledgement. For other rows, the kernel can have rules of an earlier version.
+    // The flags do not show whether the policy's pods are open. A stale row has an earlier version, or lacks only the
+    // proxy's acknowledgement. For other rows, the kernel can have rules of an earlier version.
     let state = match (refused.row.stale, refused.row.conflict) {
         (true, _) => "The policy is not in force as written. An earlier version or a part of it may be in force.",
         (false, true) => "Another policy with its name is in force instead.",

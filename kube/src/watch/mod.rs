@@ -5,7 +5,8 @@
 //!   bookmark. A failed connection also causes a list within 60 s, later in a large cluster.
 //! - Every other failure causes a list, after at most 30 s or the server's delay: an expired or refused version, an
 //!   event that does not decode, a decreasing version.
-//! - Lists are at most 15 min apart, plus 1.5 s for each 100 objects. While a server refuses a list, the watch continues.
+//! - Lists are at most 15 min apart, plus 1.5 s for each 100 objects. While the server refuses them, the watch
+//!   continues.
 
 pub mod backoff;
 mod definition;
@@ -165,7 +166,7 @@ impl Watcher {
         }
     }
 
-    /// A list and its watches, until another list is due. `lists` are delays of lists beside a watch that works.
+    /// A list and its watches, until another list is due. `lists`: delays after refused lists.
     async fn round(
         &self,
         followed: &mut Option<Followed>,

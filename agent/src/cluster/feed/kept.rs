@@ -29,7 +29,7 @@ pub(super) struct File {
     pub(super) not_kept: Option<String>,
     /// Why the last start's file is not used or lacks rows, until a producer has sent every row again.
     pub(super) set_aside: Option<String>,
-    /// The last start's file could not be read.
+    /// The last file could not be read, at this start or at one that ended early.
     is_lost: bool,
 }
 
@@ -93,15 +93,19 @@ impl ClusterFeed {
         let (path, own) = (self.kept.clone(), self.own.clone());
         self.restored.send_replace(false);
         let found = blocking(move || match Unread::open(&path) {
-            Ok(unread) => Ok(unread.map(|unread| (unread.nodes_alone(&own), unread))),
+            Ok(Some(unread)) => Ok((false, Some((unread.nodes_alone(&own), unread)))),
+            Ok(None) => Ok((kept::aside(&path).exists(), None)),
             Err(why) => Err(set_aside(&path, &why)),
         })
         .await;
         let mut inner = lock(&self.inner);
         boot_id.clone_into(&mut inner.file.boot_id);
         match found {
-            Ok(None) => drop(self.restored.send_replace(true)),
-            Ok(Some((feed, unread))) => {
+            Ok((is_lost, None)) => {
+                inner.file.is_lost = is_lost;
+                self.restored.send_replace(true);
+            }
+            Ok((_, Some((feed, unread)))) => {
                 inner.feed = feed;
                 (inner.producer, inner.cluster) = (unread.head.producer.clone(), Some(unread.head.cluster.clone()));
                 inner.file.unread = Some(unread);

@@ -406,6 +406,7 @@ impl Inner {
     fn complete(&self) -> Complete {
         Complete {
             all: self.has_policies,
+            rows: self.known == Known::Sent,
             namespaces: self.has_namespaces,
             refused_namespaces: self.feed.refused_namespaces(),
         }

@@ -558,7 +558,8 @@ async fn a_refused_namespace_is_named_and_is_not_known_at_the_next_start() {
     let changes = BEGIN.into_iter().chain([namespace("shop"), large]).chain(END).collect();
     apply(&feed, open.stream, work(1, changes)).expect("processed");
     feed.take(&taker).await.expect("taken");
-    let complete = Complete { all: true, namespaces: true, refused_namespaces: ["large".to_owned()].into() };
+    let complete =
+        Complete { all: true, rows: true, namespaces: true, refused_namespaces: ["large".to_owned()].into() };
     assert_eq!(taker.last().1, complete);
     assert!(!restarted(&directory).await.namespaces, "its name is not kept");
     apply(&feed, open.stream, work(2, vec![namespace("large")])).expect("processed");

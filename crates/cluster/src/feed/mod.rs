@@ -174,6 +174,8 @@ impl Effects {
 pub struct Complete {
     /// Every kind, including policies.
     pub all: bool,
+    /// Every kind of an opening since the agent's start, which may lack policies.
+    pub rows: bool,
     pub namespaces: bool,
     /// As [`Feed::refused_namespaces`].
     pub refused_namespaces: BTreeSet<String>,

@@ -340,8 +340,8 @@ pub(crate) fn question(address: IpAddr) -> RouteMessage {
     question
 }
 
-/// Whether another program has a unicast route to the address, with the metric of Wharf's. Nobody else is behind a local
-/// or unreachable route.
+/// Whether another program has a unicast route to the address, with the metric of Wharf's. Local and unreachable routes
+/// lead to no other host.
 pub(crate) fn is_taken(connection: &mut Connection, address: IpAddr) -> Result<bool> {
     let (to, default) = (IpNet::from(address), if address.is_ipv4() { 0 } else { IP6_RT_PRIO_USER });
     let answer = connection.one(RouteNetlinkMessage::GetRoute(question(address)), 0)?;

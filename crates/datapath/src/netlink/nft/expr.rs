@@ -160,7 +160,7 @@ impl Expression {
         [name, Self::compare(0, CMP_NEQ, prefix.as_bytes())]
     }
 
-    /// The source's route leaves by a link with the prefix. Only before routing: Linux before 5.18 knows it nowhere else.
+    /// The source's route leaves by a link with the prefix. Only before routing: Linux has it elsewhere since 5.18.
     pub(super) fn source_is_behind(prefix: &str) -> [Self; 2] {
         const LINK_NAME: u32 = 2;
         [Self::fib(LINK_NAME, Field::Source), Self::compare(0, CMP_EQ, prefix.as_bytes())]
