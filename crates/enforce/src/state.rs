@@ -133,7 +133,7 @@ pub struct State {
     /// Rows exist, or a policy existed since the start.
     pub(crate) is_active: bool,
     pub(crate) is_kept: bool,
-    /// [`Documents::flags`] in the file.
+    /// Flags of the documents in the file.
     pub(crate) kept_flags: [bool; 2],
     pub(crate) limits: Limits,
     pub(crate) unrecorded: Vec<Unrecorded>,

@@ -32,7 +32,7 @@ const OTHER_PORTS: usize = 8;
 pub enum Saves {
     Nothing,
     Documents,
-    /// The documents, without the feed's policies, if their file has other [`Documents::flags`].
+    /// The documents, without the feed's policies, if their file has other flags.
     ClusterFlag,
     Names,
 }
