@@ -23,7 +23,7 @@ use wharf_cluster::routes::Routing;
 use wharf_core::{
     ids::PoolName,
     ipam::{Ipam, IpamError, PoolConfig},
-    kernel::AttachMode,
+    kernel::{AttachMode, DeviceMode},
     nat::Masquerade,
 };
 use wharf_kit::telemetry::LogFormat;
@@ -32,7 +32,7 @@ pub use effective::effective;
 pub use error::ConfigError;
 use file::{File, read_file};
 use flags::given;
-pub use flags::{AttachChoice, Cidrs, Flags, LocalDelivery, RoutingChoice, Switch, parse};
+pub use flags::{AttachChoice, Cidrs, DeviceChoice, Flags, LocalDelivery, RoutingChoice, Switch, parse};
 
 /// Socket file in the run directory.
 pub const SOCKET: &str = "wharf.sock";
@@ -72,6 +72,8 @@ pub struct AgentConfig {
     pub mtu: Option<u32>,
     /// Attach mode; `None`: auto.
     pub attach_mode: Option<AttachMode>,
+    /// Kind of new links.
+    pub device_mode: DeviceMode,
     /// Path between two endpoints of the node.
     pub local_delivery: LocalDelivery,
     /// `None`: firewall and forwarding stay unchanged.

@@ -156,8 +156,12 @@ pub async fn agent(config: AgentConfig, ipam: Ipam, log: LogFilter) -> anyhow::R
     delegate::records::leave(&config.run_dir)?;
     let loader = Loader::default();
     give_memory_back();
-    let options =
-        OpenOptions { bpffs: config.bpffs.clone(), run_dir: config.run_dir.clone(), attach_mode: config.attach_mode };
+    let options = OpenOptions {
+        bpffs: config.bpffs.clone(),
+        run_dir: config.run_dir.clone(),
+        attach_mode: config.attach_mode,
+        device_mode: config.device_mode,
+    };
     let kernel = Arc::new(LinuxKernel::open(options, loader)?);
     let _turn = turn.and_state(&config.state_dir)?;
     let boot_id = clock::boot_id()?;

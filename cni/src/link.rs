@@ -1,4 +1,4 @@
-//! Netlink requests. The container's link is a veth in the node's namespace whose alias is the attachment's mark and
+//! Netlink requests. The container's link is a veth or netkit in the node's namespace whose alias is the attachment's mark and
 //! whose name matches it. A DEL enters no namespace, so a stale `CNI_NETNS` does no harm.
 
 pub(crate) mod sides;
@@ -7,7 +7,7 @@ use std::{fmt, io, time::Duration};
 
 use futures::StreamExt as _;
 use rtnetlink::{
-    Error, Handle, LinkMessageBuilder, LinkUnspec, new_connection_with_strict_check,
+    Error, Handle, new_connection_with_strict_check,
     packet_core::{NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload},
     packet_route::{
         RouteNetlinkMessage,
@@ -76,9 +76,9 @@ pub(crate) enum Cause {
 
 /// Several after an earlier failure.
 pub(crate) async fn find(conf: &NetConf, target: &Target) -> Result<Vec<Marked>, LinkError> {
-    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Veth)
-        .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
-        .build();
+    // Of every kind: a kernel without netkit does not filter by it.
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     let links = in_kernel(async |mut handle| dump(&mut handle, RouteNetlinkMessage::GetLink(message)).await);
     let links = links.await.map_err(LinkError::List)?;
     let ours = |message: &RouteNetlinkMessage| match message {
@@ -156,19 +156,19 @@ async fn try_dump(
 }
 
 fn marked(link: &LinkMessage, conf: &NetConf, target: &Target) -> Option<Marked> {
-    let (mut name, mut alias, mut veth) = (None, None, false);
+    let (mut name, mut alias, mut pair) = (None, None, false);
     for attribute in &link.attributes {
         match attribute {
             LinkAttribute::IfName(text) => name = Some(text),
             LinkAttribute::IfAlias(text) => alias = Some(text),
             LinkAttribute::LinkInfo(infos) => {
-                veth = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth)));
+                pair = infos.iter().any(|info| matches!(info, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
             }
             _ => {}
         }
     }
     let (name, mark) = (name?, Mark::parse(alias?)?);
-    let ours = veth
+    let ours = pair
         && EndpointId::try_from(mark.id).is_ok_and(|id| *name == host_ifname(id, Epoch(mark.epoch)).as_str())
         && mark.is_of(&conf.name, &target.container_id, &target.ifname);
     ours.then(|| Marked { index: link.header.index, name: name.clone(), mark })

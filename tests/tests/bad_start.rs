@@ -52,6 +52,7 @@ fn bad_settings_are_refused_before_anything_is_made() -> Result<()> {
         (&["--mtu", "x"], &["mtu"]),
         (&["--metrics-listen", "everywhere"], &["metrics-listen"]),
         (&["--attach-mode", "magic"], &["attach-mode", "magic"]),
+        (&["--device-mode", "magic"], &["device-mode", "magic"]),
         (&["--log-level", "=[=["], &["log"]),
         (&["--node-name", ""], &["node-name"]),
         (&["--no-such-flag"], &["no-such-flag"]),

@@ -43,6 +43,51 @@ fn containers_reach_each_other_with_every_protocol_and_size() -> Result<()> {
 }
 
 #[test]
+fn containers_reach_each_other_over_netkit_or_the_agent_refuses_the_kernel() -> Result<()> {
+    const NETKIT: [&str; 2] = ["--device-mode", "netkit"];
+    let mut node = Node::without_agent(NodeConfig::default())?;
+    let kernel_has_it = ip(node.space(), "link add probe type netkit").is_ok();
+    if !kernel_has_it {
+        let finished = node.run_agent_to_end(&NETKIT)?;
+        let text = format!("{}{}", finished.stdout, finished.stderr);
+        let says = ["netkit", "Linux 6.7", "--device-mode veth"].iter().all(|words| text.contains(words));
+        ensure!(finished.code() > 0 && says, "{}", finished.describe());
+        ensure!(node.space().links()? == ["lo"], "{:?}", node.space().links()?);
+        return Ok(());
+    }
+    ip(node.space(), "link del probe")?;
+    node.set_flag("--device-mode=netkit", true);
+    node.start_agent()?;
+    let (a, b) = (node.sandbox("a")?, node.sandbox("b")?);
+    let ea = node.attach(&a)?;
+    // Links stay what they are.
+    node.kill_agent()?;
+    node.set_flag("--device-mode=netkit", false);
+    node.set_flag("--device-mode=veth", true);
+    node.start_agent()?;
+    let eb = node.attach(&b)?;
+    for (end, kind) in [(&ea, "netkit"), (&eb, "veth")] {
+        let host = node.endpoint(end)?.host_ifname;
+        let shown = ip(node.space(), &format!("-d link show dev {host}"))?;
+        ensure!(shown.contains(kind), "{kind}: {shown}");
+        node.check(end)?.silent().with_context(|| format!("CHECK behind {kind}"))?;
+    }
+    for (from, to) in [(&a, &eb), (&b, &ea)] {
+        for address in to.both()? {
+            ping(from.space()?, address)?.must_answer()?;
+        }
+    }
+    node.kill_agent()?;
+    node.start_agent()?;
+    let report = node.audit()?;
+    ensure!(report.findings.is_empty(), "{report:?}");
+    node.detach(&ea)?;
+    node.detach(&eb)?;
+    ensure!(node.endpoints()?.is_empty());
+    node.stop_agent()
+}
+
+#[test]
 fn the_node_and_a_container_reach_each_other() -> Result<()> {
     scenario(NodeConfig::default(), |node| {
         let (a, at_node) = (node.sandbox("a")?, EchoServer::start(node.space())?);

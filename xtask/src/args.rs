@@ -182,11 +182,14 @@ pub(crate) enum VmKernel {
     /// sid's.
     #[value(name = "7.2")]
     V7_2,
+    /// sid's, with netkit links.
+    #[value(name = "7.2-netkit")]
+    V7_2Netkit,
 }
 
 impl VmKernel {
     /// Without `--kernel`.
-    pub(crate) const DEFAULT: [Self; 3] = [Self::V6_1, Self::V6_12, Self::V7_2];
+    pub(crate) const DEFAULT: [Self; 4] = [Self::V6_1, Self::V6_12, Self::V7_2, Self::V7_2Netkit];
 }
 
 /// Arguments of `kubernetes`.

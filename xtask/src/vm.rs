@@ -53,6 +53,10 @@ impl Run {
                 complaints.push(format!("the agent's probe for {name} found {found} on Linux {}", self.wanted.version));
             }
         }
+        if self.told.device_mode != self.wanted.device_mode {
+            complaints
+                .push(format!("the agent makes {:?} links, not {}", self.told.device_mode, self.wanted.device_mode));
+        }
         let ran = self.told.tests.len();
         if ran != self.planned {
             complaints.push(format!("{ran} of {} tests ran", self.planned));
@@ -94,7 +98,7 @@ pub(crate) fn run(workspace: &Workspace, privilege: &Privilege, verbose: bool, a
             Ok(run) => runs.push(run),
             Err(error) => {
                 eprintln!("error: {error:#}");
-                failures.push(format!("Linux {}: {error:#}", wanted.version));
+                failures.push(format!("Linux {}: {error:#}", wanted.name()));
             }
         }
     }
@@ -117,13 +121,14 @@ fn one(progress: &mut Progress, tools: &Tools, places: &Places<'_>, wanted: Rele
     let kernel = progress.step(&format!("Linux {} from Debian", wanted.version), |step| {
         Kernel::ensure(step, places.directory, tools, wanted)
     })?;
-    progress.step(&format!("Tests on Linux {}", wanted.version), |step| {
-        let plan = plan::lines(places.files, wanted.oldest);
+    progress.step(&format!("Tests on Linux {}", wanted.name()), |step| {
+        let plan = plan::lines(places.files, wanted.whole);
         let archive = image::complete(tools, &kernel, &plan, places.shared, places.work)?;
         let started = Instant::now();
         let [console, log] = logs(places.directory, wanted);
         let (planned, archive) = (plan.len(), archive.as_path());
-        let boot = Boot { kernel: &kernel, archive, console: &console, log: &log, planned };
+        let boot =
+            Boot { kernel: &kernel, device_mode: wanted.device_mode, archive, console: &console, log: &log, planned };
         let told = guest::run(step, tools, &boot)?;
         step.note(table::summary(&told));
         Ok(Run { wanted, told, planned, seconds: started.elapsed().as_secs() })
@@ -131,7 +136,7 @@ fn one(progress: &mut Progress, tools: &Tools, places: &Places<'_>, wanted: Rele
 }
 
 fn logs(directory: &Path, wanted: Release) -> [PathBuf; 2] {
-    ["console", "tests"].map(|what| directory.join(format!("{}-{what}.log", wanted.version)))
+    ["console", "tests"].map(|what| directory.join(format!("{}-{what}.log", wanted.name())))
 }
 
 fn conclude(runs: &[Run], mut failures: Vec<String>, directory: &Path) -> ExitCode {
@@ -142,15 +147,15 @@ fn conclude(runs: &[Run], mut failures: Vec<String>, directory: &Path) -> ExitCo
     for run in runs {
         let without = run.told.tests.iter().filter(|test| test.verdict == guest::Verdict::NoTcx);
         for test in without {
-            println!("not applicable on Linux {}: {}, which needs tcx", run.wanted.version, test.name);
+            println!("not applicable on Linux {}: {}, which needs tcx", run.wanted.name(), test.name);
         }
     }
     println!("the guests' logs are in {}", directory.display());
     for run in runs {
         let failed = run.told.tests.iter().filter(|test| test.verdict == guest::Verdict::Failed);
-        failures.extend(failed.map(|test| format!("Linux {}: {}", run.wanted.version, test.name)));
+        failures.extend(failed.map(|test| format!("Linux {}: {}", run.wanted.name(), test.name)));
         let complaints = run.complaints().into_iter();
-        failures.extend(complaints.map(|complaint| format!("Linux {}: {complaint}", run.wanted.version)));
+        failures.extend(complaints.map(|complaint| format!("Linux {}: {complaint}", run.wanted.name())));
     }
     for failure in &failures {
         println!("FAILED {failure}");
@@ -182,12 +187,14 @@ mod tests {
 
     #[test]
     fn a_run_is_good_only_when_it_is_whole_and_the_probe_found_what_is_there() {
-        let good = r#"@status {"kernel":{"attach_mode":"clsact","features":{"tcx":true,"netkit":true}}}"#;
+        let good = r#"@status {"kernel":{"features":{"tcx":true,"netkit":true}},"network":{"device_mode":"veth"}}"#;
         assert_eq!(run_with(&[good, "@start a b", "@end a b 0 1"], 1).complaints(), Vec::<String>::new());
         assert_eq!(run_with(&[good], 1).complaints(), ["0 of 1 tests ran"]);
         let blind = good.replace("\"tcx\":true", "\"tcx\":false");
         assert_eq!(run_with(&[&blind], 0).complaints(), ["the agent's probe for tcx found no on Linux 6.12"]);
-        assert_eq!(run_with(&[], 0).complaints().len(), 2);
+        let other = good.replace("\"veth\"", "\"netkit\"");
+        assert_eq!(run_with(&[&other], 0).complaints(), ["the agent makes \"netkit\" links, not veth"]);
+        assert_eq!(run_with(&[], 0).complaints().len(), 3);
     }
 
     #[test]

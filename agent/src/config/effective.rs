@@ -31,6 +31,7 @@ pub fn effective(config: &AgentConfig) -> BTreeMap<String, String> {
         ("metrics-listen".to_owned(), config.metrics_listen.map(|a| a.to_string()).unwrap_or_default()),
         ("mtu".to_owned(), config.mtu.map_or_else(|| "uplink".to_owned(), |mtu| mtu.to_string())),
         ("attach-mode".to_owned(), config.attach_mode.map_or_else(|| "auto".to_owned(), |m| m.to_string())),
+        ("device-mode".to_owned(), config.device_mode.to_string()),
         ("local-delivery".to_owned(), config.local_delivery.as_str().to_owned()),
         ("masquerade".to_owned(), if config.masquerade.is_some() { "on" } else { "off" }.to_owned()),
         ("masquerade-exclude".to_owned(), masqueraded(&|m| m.excluded.iter().map(ToString::to_string).collect())),

@@ -13,7 +13,7 @@ use wharf_kit::telemetry::LogFormat;
 use super::{
     cidr::Cidr,
     error::ConfigError,
-    flags::{AttachChoice, LocalDelivery, RoutingChoice, Switch},
+    flags::{AttachChoice, DeviceChoice, LocalDelivery, RoutingChoice, Switch},
 };
 
 #[derive(Debug, Default, Deserialize)]
@@ -31,6 +31,7 @@ pub(super) struct File {
     pub(super) log_format: Option<LogFormat>,
     pub(super) mtu: Option<u32>,
     pub(super) attach_mode: Option<AttachChoice>,
+    pub(super) device_mode: Option<DeviceChoice>,
     pub(super) local_delivery: Option<LocalDelivery>,
     pub(super) masquerade: Option<Switch>,
     pub(super) masquerade_exclude: Option<Vec<Cidr>>,

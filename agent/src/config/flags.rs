@@ -83,6 +83,9 @@ pub struct Flags {
     /// How programs are attached: auto (clsact: attaches and detaches without waiting), tcx or clsact [default: auto]
     #[arg(long, env = "WHARF_ATTACH_MODE", value_name = "MODE")]
     pub attach_mode: Option<AttachChoice>,
+    /// Kind of the links of new containers: veth, netkit (Linux 6.7) or auto (veth) [default: auto]
+    #[arg(long, env = "WHARF_DEVICE_MODE", value_name = "MODE")]
+    pub device_mode: Option<DeviceChoice>,
     /// Path of packets between two containers of the node: direct, or through the node's stack and its firewall
     /// (page "Connectivity") [default: direct]
     #[arg(long, env = "WHARF_LOCAL_DELIVERY", value_name = "WAY")]
@@ -212,6 +215,18 @@ pub enum AttachChoice {
     Tcx,
     /// clsact.
     Clsact,
+}
+
+/// Requested kind of links.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, clap::ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceChoice {
+    /// veth.
+    Auto,
+    /// veth.
+    Veth,
+    /// netkit or an error.
+    Netkit,
 }
 
 /// On or off.

@@ -12,7 +12,7 @@ use wharf_cluster::routes::Routing;
 use wharf_core::{
     ids::PoolName,
     ipam::PoolConfig,
-    kernel::{AttachMode, MIN_MTU},
+    kernel::{AttachMode, DeviceMode, MIN_MTU},
     mtu::MAX_MTU,
     nat::Masquerade,
     plan::DeleteStep,
@@ -21,8 +21,8 @@ use wharf_core::{
 use wharf_kit::telemetry::{LogFilter, LogFormat};
 
 use super::{
-    AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, Directories, Flags, FromCluster, LocalDelivery, PROXY_PORTS,
-    RoutingChoice, Switch, cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
+    AgentConfig, AttachChoice, ConfigError, DEFAULT_POOL, DeviceChoice, Directories, Flags, FromCluster, LocalDelivery,
+    PROXY_PORTS, RoutingChoice, Switch, cidr::nets, delegate, error::setting, file::File, flags::Cidrs,
 };
 
 /// Rejects the root and nameless paths: the agent empties these directories.
@@ -220,6 +220,10 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
             AttachChoice::Auto => None,
             AttachChoice::Tcx => Some(AttachMode::Tcx),
             AttachChoice::Clsact => Some(AttachMode::Clsact),
+        },
+        device_mode: match flags.device_mode.or(file.device_mode).unwrap_or(DeviceChoice::Auto) {
+            DeviceChoice::Auto | DeviceChoice::Veth => DeviceMode::Veth,
+            DeviceChoice::Netkit => DeviceMode::Netkit,
         },
         local_delivery: flags.local_delivery.or(file.local_delivery).unwrap_or(LocalDelivery::Direct),
         masquerade,

@@ -122,7 +122,7 @@ fn beginning(node: &Node) -> AgentStatus {
             features: datapath::features(features),
         },
         network: NetworkStatus {
-            device_mode: "veth".into(),
+            device_mode: features.device_mode.to_string(),
             routing: if node.life.config.local_delivery == LocalDelivery::Stack {
                 "the node's stack and routes, also between local endpoints".into()
             } else if features.redirect_peer {

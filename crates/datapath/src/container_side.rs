@@ -29,7 +29,7 @@ pub(crate) fn remove(thread: &NetnsThread, side: &ContainerSide) -> Result<()> {
         Err(e) => return Err(e),
     };
     let Some(seen) = link::look_up_index(&mut inside, side.ifindex)? else { return Ok(()) };
-    if !seen.veth || seen.mac != Some(side.mac) {
+    if !seen.pair || seen.mac != Some(side.mac) {
         return Ok(());
     }
     let node = File::open("/proc/thread-self/ns/net").map_err(|e| wrap(OPERATION, subject(), &e))?;

@@ -8,7 +8,7 @@ use aya::{
 };
 use caps::{CapSet, Capability, CapsHashSet};
 use nix::sys::utsname::uname;
-use wharf_core::kernel::{AttachMode, KernelErrorKind, KernelFeatures, Result};
+use wharf_core::kernel::{AttachMode, DeviceMode, KernelErrorKind, KernelFeatures, Result};
 
 use crate::{
     error::{fail, wrap},
@@ -75,7 +75,7 @@ fn version(release: &str) -> Option<(u32, u32)> {
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
-pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
+pub(crate) fn probe(wanted: Option<AttachMode>, device_mode: DeviceMode) -> Result<KernelFeatures> {
     let operation = "probe kernel";
     let uname = uname().map_err(|e| wrap(operation, "uname", &io::Error::from(e)))?;
     let release = uname.release().to_string_lossy().into_owned();
@@ -95,6 +95,11 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
         // See docs/attach-modes.md: tcx waits longer.
         None => AttachMode::Clsact,
     };
+    let netkit = netns::has_netkit();
+    if device_mode == DeviceMode::Netkit && !netkit {
+        let cause = "the kernel has no netkit (Linux 6.7, CONFIG_NETKIT); use --device-mode veth";
+        return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
+    }
     for (program, helper, purpose) in NEEDED {
         if !is_helper_supported(program, helper).map_err(|e| wrap(operation, purpose, &e))? {
             let cause = format!("the kernel has no {purpose}");
@@ -104,8 +109,9 @@ pub(crate) fn probe(wanted: Option<AttachMode>) -> Result<KernelFeatures> {
     Ok(KernelFeatures {
         release,
         attach_mode,
+        device_mode,
         tcx,
-        netkit: netns::probe_netkit(),
+        netkit,
         redirect_peer: true,
         btf: Path::new("/sys/kernel/btf/vmlinux").exists(),
         netns_cookie: netns::has_cookie()?,

@@ -129,12 +129,12 @@ pub struct Leftovers {
 pub fn list(bpffs: &Path, run_dir: &Path) -> Result<Leftovers> {
     let mut found = Leftovers::default();
     let mut connection = Connection::open()?;
-    for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
+    for message in link::pairs(&mut connection)? {
         let RouteNetlinkMessage::NewLink(m) = message else { continue };
         let seen = link::read(&m);
         let named = parse_host_ifname(&seen.name);
         match (seen.alias.as_deref().and_then(Mark::parse), named) {
-            _ if !seen.veth => {}
+            _ if !seen.pair => {}
             (Some(mark), _) => found.ours.push(Leftover::Link { name: seen.name, ifindex: seen.ifindex, mark }),
             (None, Some(_)) => found.foreign.push(format!("link {} (it has no mark of Wharf's)", seen.name)),
             (None, None) => {}

@@ -77,7 +77,7 @@ pub(crate) struct Opened(Connection, Carriers, Vec<IfIndex>);
 pub(crate) fn open(mut carriers: Carriers) -> Result<Opened> {
     let mut connection = Connection::open()?;
     connection.hear_links()?;
-    let links = connection.dump(&link::get_all_veth())?.map_err(|refusal| refusal.into_error(OPERATION, "veth"))?;
+    let links = link::pairs(&mut connection)?;
     let mut there = Carriers::default();
     there.record(links.clone());
     let mut reported = carriers.record(links);

@@ -16,7 +16,7 @@ use wharf_core::{
     flow::{FlowFilter, FlowList, FlowUsage, ProxyClients},
     ids::{ContainerId, EndpointId, Epoch, IfName},
     kernel::{
-        AttachMode, Attached, ConfigSpec, CounterRow, EndpointKernel, FlowKernel, KernelDump, KernelError,
+        AttachMode, Attached, ConfigSpec, CounterRow, DeviceMode, EndpointKernel, FlowKernel, KernelDump, KernelError,
         KernelErrorKind, KernelFeatures, Link, LinkRef, LinkRelease, LinkSpec, MapInfo, MissingRoute, NatKernel,
         NatView, NodeKernel, NodeSpec, OverlayView, PeerRoute, PluginLink, PolicyKernel, ProgramSpec, Programs, Result,
         RouteRow,
@@ -56,8 +56,10 @@ pub struct OpenOptions {
     pub bpffs: PathBuf,
     /// For records of changed settings.
     pub run_dir: PathBuf,
-    /// `None` means clsact.
+    /// `None`: clsact.
     pub attach_mode: Option<AttachMode>,
+    /// Of new links.
+    pub device_mode: DeviceMode,
 }
 
 /// The kernel, in the network namespace of the opening thread. Calling threads must be in that namespace and in a tokio
@@ -89,7 +91,7 @@ impl LinuxKernel {
     /// `Permission`: not root, `NotFound`: no bpffs, `Unsupported`: old kernel, `Conflict`: another version's maps.
     pub fn open(options: OpenOptions, loader: Loader) -> Result<Self> {
         features::check_capabilities()?;
-        let features = features::probe(options.attach_mode)?;
+        let features = features::probe(options.attach_mode, options.device_mode)?;
         let bpf = Bpf::open(&options.bpffs, &options.run_dir, features.attach_mode, loader)?;
         let netns = NetnsThread::start()?;
         let reaper = Reaper::start()?;
@@ -344,7 +346,7 @@ impl EndpointKernel for LinuxKernel {
 
     async fn ensure_link(&self, spec: &LinkSpec) -> Result<Link> {
         let spec = spec.clone();
-        self.blocking("create link", move |k| netlink::link::ensure_link(&k.netns, &spec)).await
+        self.blocking("create link", move |k| netlink::link::ensure_link(&k.netns, &spec, k.features.device_mode)).await
     }
 
     async fn observe_plugin_link(&self, netns: &NetnsRef, ifname: &IfName) -> Result<PluginLink> {

@@ -9,7 +9,10 @@ use std::{
         unix::fs::MetadataExt,
     },
     path::{Path, PathBuf},
-    sync::mpsc::{Receiver, SyncSender, sync_channel},
+    sync::{
+        LazyLock,
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
     thread::{self, JoinHandle},
 };
 
@@ -253,8 +256,14 @@ pub(crate) fn observe(thread: &NetnsThread, path: &Path) -> Result<NetnsRef> {
     Ok(NetnsRef { path: path.to_owned(), dev: netns.dev, inode: netns.inode, cookie })
 }
 
+/// Found out once.
+pub(crate) fn has_netkit() -> bool {
+    static FOUND: LazyLock<bool> = LazyLock::new(probe_netkit);
+    *FOUND
+}
+
 /// In a temporary namespace, which ends with its thread.
-pub(crate) fn probe_netkit() -> bool {
+fn probe_netkit() -> bool {
     use nix::sched::unshare;
     use rtnetlink::{
         LinkMessageBuilder, LinkUnspec,

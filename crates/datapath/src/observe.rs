@@ -158,7 +158,7 @@ fn container_link(
     let (side, name) = (Side::Container, record.attachment.ifname.to_string());
     let Some(seen) = link::look_up(&mut inside, &name)? else {
         let there = link::look_up_index(&mut inside, record.container_ifindex)?;
-        let renamed = there.filter(|l| l.veth && l.peer == record.host_ifindex);
+        let renamed = there.filter(|l| l.pair && l.peer == record.host_ifindex);
         problems.push(match renamed {
             Some(link) => EndpointProblem::LinkRenamed { side, name, found: link.name },
             None => EndpointProblem::LinkMissing { side, name },

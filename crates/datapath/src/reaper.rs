@@ -150,9 +150,9 @@ fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
         let name = order.link.host_ifname.to_string();
         let found = match link::found(answer, &name) {
             // By name: unlike an index, it is never reused.
-            Ok(Some(seen)) if seen.veth => Ok(Some(seen.ifindex)),
+            Ok(Some(seen)) if seen.pair => Ok(Some(seen.ifindex)),
             Ok(Some(_)) => {
-                let cause = "it is not a veth link, so it is not ours; it was left alone";
+                let cause = "it is neither a veth nor a netkit link, so it is not ours; it was left alone";
                 Err(fail(OPERATION, &*name, KernelErrorKind::Conflict, cause))
             }
             Ok(None) => renamed(connection, &order.link),
@@ -177,7 +177,7 @@ fn find(connection: &mut Connection, batch: Vec<Order>) -> Result<Vec<Doomed>> {
 fn renamed(connection: &mut Connection, link: &LinkRef) -> Result<Option<IfIndex>> {
     let Some(ifindex) = link.host_ifindex else { return Ok(None) };
     let seen = link::look_up_index(connection, ifindex)?;
-    let ours = |l: &link::LinkSeen| l.veth && link::has_mark(l.alias.as_deref(), link.id, link.epoch);
+    let ours = |l: &link::LinkSeen| l.pair && link::has_mark(l.alias.as_deref(), link.id, link.epoch);
     Ok(seen.filter(ours).map(|l| l.ifindex))
 }
 

@@ -28,7 +28,7 @@ use wharf_core::{
     policy::{Mode, RowChange},
     upgrade::{Takeover, Upgraded},
 };
-use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
+use wharf_datapath::LinuxKernel;
 
 const OTHER: &str = "v9";
 
@@ -48,9 +48,7 @@ fn rename(bpffs: &Path, from: &str, to: &str) {
 }
 
 fn agent(bpffs: &Path, mode: AttachMode) -> LinuxKernel {
-    let options =
-        OpenOptions { bpffs: bpffs.to_owned(), run_dir: bpffs.with_extension("run"), attach_mode: Some(mode) };
-    LinuxKernel::open(options, Loader::default()).expect("open kernel")
+    support::open(bpffs, &bpffs.with_extension("run"), Some(mode)).expect("open kernel")
 }
 
 async fn take_over(k: &LinuxKernel, records: &[&EndpointRecord], keep: &[u16]) -> Result<Upgraded, KernelError> {

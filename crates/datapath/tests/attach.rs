@@ -15,14 +15,13 @@ use wharf_core::{
     finding::EndpointProblem,
     kernel::{AttachMode, Attached, EndpointKernel, KernelErrorKind, NodeKernel},
 };
-use wharf_datapath::{LinuxKernel, Loader, OpenOptions};
+use wharf_datapath::LinuxKernel;
 
 const HOOKS: [(TcAttachType, &str); 2] = [(TcAttachType::Ingress, "ingress"), (TcAttachType::Egress, "egress")];
 
 /// Another agent on the same bpffs, in a mode of its own.
 fn agent(w: &LinuxWorld, mode: AttachMode) -> LinuxKernel {
-    let options = OpenOptions { bpffs: w.bpffs(), run_dir: w.bpffs().with_extension("run"), attach_mode: Some(mode) };
-    LinuxKernel::open(options, Loader::default()).expect("open kernel")
+    support::open(&w.bpffs(), &w.bpffs().with_extension("run"), Some(mode)).expect("open kernel")
 }
 
 const fn other(mode: AttachMode) -> AttachMode {

@@ -33,14 +33,13 @@ use wharf_core::{
     selfcheck,
 };
 use wharf_datapath::{
-    LinuxKernel, Loader, OpenOptions,
+    LinuxKernel,
     leftovers::{self, Leftover},
     observe_networks,
 };
 
 fn open(bpffs: &Path) -> wharf_core::kernel::Result<LinuxKernel> {
-    let options = OpenOptions { bpffs: bpffs.to_owned(), run_dir: bpffs.with_extension("run"), attach_mode: None };
-    LinuxKernel::open(options, Loader::default())
+    support::open(bpffs, &bpffs.with_extension("run"), None)
 }
 
 fn refused(bpffs: &Path) -> wharf_core::kernel::KernelError {
@@ -781,10 +780,7 @@ fn each_shared_map_of_another_layout_is_refused_before_anything_is_made() {
 fn a_start_keeps_the_node_programs_if_the_record_names_them_and_only_then() {
     in_linux_world(None, |w| async move {
         let programs = async |k: &LinuxKernel| k.dump_map(map::NODE_CALLS).await.expect("programs");
-        let next = || {
-            let options = OpenOptions { bpffs: w.bpffs(), run_dir: w.dir.path().to_owned(), attach_mode: None };
-            LinuxKernel::open(options, Loader::default()).expect("open kernel")
-        };
+        let next = || support::open(&w.bpffs(), w.dir.path(), None).expect("open kernel");
         let path = w.dir.path().join("programs.json");
         let read = || fs::read_to_string(&path).expect("record");
         let mut before = programs(&w.kernel).await;

@@ -24,7 +24,7 @@ use wharf_core::{
     nat::Masquerade,
 };
 use wharf_datapath::{
-    LinuxKernel, Loader, OpenOptions,
+    LinuxKernel,
     leftovers::{self, Leftover},
 };
 
@@ -130,8 +130,7 @@ fn the_way_to_the_proxy_is_made_mended_and_taken_away() {
             assert_eq!(told(), after, "the specification is older than the end of redirects");
         }
         ensure(k, &wanted(false)).await;
-        let options = OpenOptions { bpffs: w.bpffs(), run_dir: w.dir.path().to_owned(), attach_mode: None };
-        let next = LinuxKernel::open(options, Loader::default()).expect("open kernel");
+        let next = open(&w.bpffs(), w.dir.path(), None).expect("open kernel");
         assert!(!amiss(&next, &off).await.is_empty(), "of an agent before, which redirected");
         next.ensure_node(&off).await.expect("node");
         next.ensure_nat(&off).await.expect("table");

@@ -49,6 +49,7 @@ pub(crate) struct Told {
     /// `uname -r`.
     pub(crate) release: String,
     pub(crate) attach_mode: String,
+    pub(crate) device_mode: String,
     /// By names of `wharf status`.
     pub(crate) features: BTreeMap<String, bool>,
     pub(crate) tests: Vec<Ran>,
@@ -85,8 +86,9 @@ impl Told {
             self.broken.push("the agent told nothing of the kernel".to_owned());
             return;
         };
-        if let Some(mode) = status.pointer("/kernel/attach_mode").and_then(Value::as_str) {
-            mode.clone_into(&mut self.attach_mode);
+        let modes = [("/kernel/attach_mode", &mut self.attach_mode), ("/network/device_mode", &mut self.device_mode)];
+        for (pointer, mode) in modes {
+            status.pointer(pointer).and_then(Value::as_str).unwrap_or_default().clone_into(mode);
         }
         let features = status.pointer("/kernel/features").and_then(Value::as_object);
         for (name, value) in features.into_iter().flatten() {
@@ -121,6 +123,7 @@ impl Told {
 #[derive(Debug)]
 pub(crate) struct Boot<'a> {
     pub(crate) kernel: &'a Kernel,
+    pub(crate) device_mode: &'a str,
     pub(crate) archive: &'a Path,
     pub(crate) console: &'a Path,
     pub(crate) log: &'a Path,
@@ -135,7 +138,9 @@ pub(crate) fn run(step: &Step, tools: &Tools, boot: &Boot<'_>) -> Result<Told> {
         .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
         .arg("-serial")
         .arg(format!("file:{}", boot.console.display()))
-        .args(["-serial", "stdio", "-append", COMMAND_LINE])
+        .args(["-serial", "stdio", "-append"])
+        // The kernel gives unknown variables to process 1.
+        .arg(format!("{COMMAND_LINE} WHARF_DEVICE_MODE={}", boot.device_mode))
         .arg("-kernel")
         .arg(&boot.kernel.image)
         .arg("-initrd")

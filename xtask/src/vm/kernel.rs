@@ -59,17 +59,30 @@ pub(crate) struct Release {
     /// Whether the agent must detect tcx and netkit: a wrong probe would skip their tests.
     pub(crate) tcx: bool,
     pub(crate) netkit: bool,
+    /// Kind of the endpoints' links.
+    pub(crate) device_mode: &'static str,
     /// Runs more tests.
-    pub(crate) oldest: bool,
+    pub(crate) whole: bool,
 }
 
+impl Release {
+    pub(crate) fn name(self) -> String {
+        let devices = if self.device_mode == VETH { "" } else { "-netkit" };
+        format!("{}{devices}", self.version)
+    }
+}
+
+const VETH: &str = "veth";
+
 pub(crate) const fn release(kernel: VmKernel) -> Release {
+    let newest = Release { version: "7.2", suite: "sid", tcx: true, netkit: true, device_mode: VETH, whole: false };
     match kernel {
-        VmKernel::V6_1 => Release { version: "6.1", suite: "bookworm", tcx: false, netkit: false, oldest: true },
-        VmKernel::V6_12 => {
-            Release { version: "6.12", suite: "bookworm-backports", tcx: true, netkit: true, oldest: false }
+        VmKernel::V6_1 => {
+            Release { version: "6.1", suite: "bookworm", tcx: false, netkit: false, whole: true, ..newest }
         }
-        VmKernel::V7_2 => Release { version: "7.2", suite: "sid", tcx: true, netkit: true, oldest: false },
+        VmKernel::V6_12 => Release { version: "6.12", suite: "bookworm-backports", ..newest },
+        VmKernel::V7_2 => newest,
+        VmKernel::V7_2Netkit => Release { device_mode: "netkit", whole: true, ..newest },
     }
 }
 

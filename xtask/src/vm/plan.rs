@@ -34,9 +34,9 @@ const EVERYWHERE: &[&str] = &[
     "unit::the_units_capabilities_are_enough_for_a_life",
 ];
 
-/// Prefixes of `FILE::NAME` for the oldest kernel only: decisions by the same instructions on each kernel, and a life
-/// cycle of each kind.
-const OLDEST: &[&str] = &[
+/// Prefixes of `FILE::NAME` for the oldest kernel and for netkit only: decisions by the same instructions on each kernel,
+/// and a life cycle of each kind.
+const WHOLE: &[&str] = &[
     "abi_versions::a_load_that_fails",
     "abi_versions::endpoints_are_carried_over_without_loss",
     "linux::",
@@ -130,20 +130,20 @@ pub(crate) struct TestFile {
 #[derive(Debug)]
 struct Test {
     name: String,
-    /// Otherwise only on the oldest kernel.
+    /// Otherwise only in whole runs.
     everywhere: bool,
 }
 
 /// `FILE NAME` of each test.
-pub(crate) fn lines(files: &[TestFile], oldest: bool) -> Vec<String> {
+pub(crate) fn lines(files: &[TestFile], whole: bool) -> Vec<String> {
     let of_file = |file: &TestFile| -> Vec<String> {
-        let tests = file.tests.iter().filter(|test| oldest || test.everywhere);
+        let tests = file.tests.iter().filter(|test| whole || test.everywhere);
         tests.map(|test| format!("{} {}", file.name, test.name)).collect()
     };
     files.iter().flat_map(of_file).collect()
 }
 
-/// Tests whose `FILE::NAME` contains a filter, or [`EVERYWHERE`] and [`OLDEST`]. Fails if a list names a missing test.
+/// Tests whose `FILE::NAME` contains a filter, or [`EVERYWHERE`] and [`WHOLE`]. Fails if a list names a missing test.
 pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Result<Vec<TestFile>> {
     let build = || {
         let mut command = workspace.cargo();
@@ -190,12 +190,12 @@ pub(crate) fn make(step: &Step, workspace: &Workspace, filters: &[String]) -> Re
         let names =
             |file: &TestFile| file.tests.iter().map(|test| format!("{}::{}", file.name, test.name)).collect::<Vec<_>>();
         let names: Vec<String> = files.iter().flat_map(names).collect();
-        let mut chosen = EVERYWHERE.iter().chain(OLDEST);
+        let mut chosen = EVERYWHERE.iter().chain(WHOLE);
         if let Some(lost) = chosen.find(|beginning| !names.iter().any(|name| name.starts_with(**beginning))) {
             bail!("plan the guests' tests: none begins with {lost}; mend the list in xtask/src/vm/plan.rs");
         }
     }
-    let [all, everywhere] = [true, false].map(|oldest| lines(&files, oldest).len());
+    let [all, everywhere] = [true, false].map(|whole| lines(&files, whole).len());
     step.note(format!("{all} tests in {} files, {everywhere} of them on each kernel", files.len()));
     Ok(files)
 }
@@ -236,7 +236,7 @@ fn is_too_fast(file: &str, test: &str) -> bool {
 
 fn is_wanted(filters: &[String], file: &str, test: &str) -> bool {
     if filters.is_empty() {
-        return begins(EVERYWHERE, file, test) || begins(OLDEST, file, test);
+        return begins(EVERYWHERE, file, test) || begins(WHOLE, file, test);
     }
     let name = format!("{file}::{test}");
     filters.iter().any(|filter| name.contains(filter.as_str()))

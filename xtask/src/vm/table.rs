@@ -19,7 +19,7 @@ pub(crate) fn summary(told: &Told) -> String {
 pub(crate) fn render(runs: &[Run]) -> String {
     let mut heads = vec!["kernel", "tests", "passed", "failed", "need tcx", "seconds"];
     heads.extend(FEATURES);
-    heads.push("attach mode");
+    heads.extend(["attach mode", "links"]);
     let mut rows: Vec<Vec<String>> = vec![heads.into_iter().map(str::to_owned).collect()];
     rows.extend(runs.iter().map(row));
     let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(String::len).max().unwrap_or(0);
@@ -44,7 +44,8 @@ fn row(run: &Run) -> Vec<String> {
         Some(false) => "no".to_owned(),
         None => "?".to_owned(),
     }));
-    cells.push(if told.attach_mode.is_empty() { "?".to_owned() } else { told.attach_mode.clone() });
+    let mode = |mode: &str| if mode.is_empty() { "?".to_owned() } else { mode.to_owned() };
+    cells.extend([mode(&told.attach_mode), mode(&told.device_mode)]);
     cells
 }
 
@@ -69,9 +70,9 @@ mod tests {
         assert_eq!(
             text,
             "kernel                tests  passed  failed  need tcx  seconds  tcx  netkit  redirect-peer  btf  \
-             netns-cookie  attach mode\n\
+             netns-cookie  attach mode  links\n\
              6.1.0-50-cloud-amd64  2      1       1       0         12       no   ?       ?              yes  \
-             ?             clsact"
+             ?             clsact       ?"
         );
     }
 }

@@ -89,6 +89,7 @@ impl Machine {
             log_format: LogFormat::Text,
             mtu: None,
             attach_mode: None,
+            device_mode: Default::default(),
             local_delivery: LocalDelivery::Direct,
             masquerade: None,
             announce: false,

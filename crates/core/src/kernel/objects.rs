@@ -45,12 +45,33 @@ impl fmt::Display for AttachMode {
     }
 }
 
+/// Kind of an endpoint's link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceMode {
+    #[default]
+    Veth,
+    /// Linux 6.7.
+    Netkit,
+}
+
+impl fmt::Display for DeviceMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Veth => "veth",
+            Self::Netkit => "netkit",
+        })
+    }
+}
+
 /// Kernel features, probed at start.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelFeatures {
     /// `uname -r`.
     pub release: String,
     pub attach_mode: AttachMode,
+    /// Of new links.
+    pub device_mode: DeviceMode,
     pub tcx: bool,
     /// netkit devices.
     pub netkit: bool,
@@ -301,7 +322,7 @@ pub struct LinkSpec {
     pub mtu: u32,
 }
 
-/// An existing veth pair.
+/// An existing pair of interfaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Link {
     /// In the node's namespace.

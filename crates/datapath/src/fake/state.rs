@@ -13,7 +13,8 @@ use wharf_core::{
     flow::{Flow, FlowUsage},
     ids::{EndpointId, Epoch, IfIndex, IfName, MacAddr},
     kernel::{
-        AttachMode, ConfigSpec, CounterRow, EndpointTableRow, KernelFeatures, MissingRoute, NodeSpec, ProgramSpec,
+        AttachMode, ConfigSpec, CounterRow, DeviceMode, EndpointTableRow, KernelFeatures, MissingRoute, NodeSpec,
+        ProgramSpec,
     },
     mtu::Uplink,
     nat::{Masquerade, NatEntry},
@@ -26,6 +27,7 @@ pub(super) fn features() -> KernelFeatures {
     KernelFeatures {
         release: "6.12.0-fake".to_owned(),
         attach_mode: AttachMode::Tcx,
+        device_mode: DeviceMode::Veth,
         tcx: true,
         netkit: false,
         redirect_peer: true,

@@ -13,12 +13,12 @@ use crate::ROUTE_PROTOCOL;
 
 pub(crate) fn dump_into(dump: &mut KernelDump) -> Result<()> {
     let mut connection = Connection::open()?;
-    for message in connection.dump(&link::get_all_veth())?.map_err(|r| r.into_error("list links", "veth"))? {
+    for message in link::pairs(&mut connection)? {
         let RouteNetlinkMessage::NewLink(m) = message else { continue };
         let seen = link::read(&m);
         // By mark if renamed.
         let marked = seen.alias.as_deref().and_then(Mark::parse).is_some();
-        if seen.veth && (marked || parse_host_ifname(&seen.name).is_some()) {
+        if seen.pair && (marked || parse_host_ifname(&seen.name).is_some()) {
             dump.links.push(LinkRow { name: seen.name, ifindex: seen.ifindex, alias: seen.alias.clone() });
         }
     }

@@ -1,27 +1,30 @@
-//! Links: queries, changes, creation of veth pairs.
+//! Links: queries, changes, creation of veth and netkit pairs.
 
 use std::os::fd::{AsFd, AsRawFd};
 
 use rtnetlink::{
-    LinkMessageBuilder, LinkUnspec, LinkVeth,
+    LinkMessageBuilder, LinkUnspec,
     packet_core::{DefaultNla, NLM_F_CREATE, NLM_F_EXCL},
     packet_route::{
         RouteNetlinkMessage,
         link::{
-            AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoVeth, LinkAttribute, LinkExtentMask,
-            LinkFlags, LinkInfo, LinkMessage, State,
+            AfSpecInet6, AfSpecUnspec, In6AddrGenMode, InfoData, InfoKind, InfoNetkit, InfoVeth, LinkAttribute,
+            LinkExtentMask, LinkFlags, LinkInfo, LinkMessage, NetkitMode, State,
         },
     },
 };
 use wharf_core::{
     ids::{Attachment, EndpointId, Epoch, IfIndex, MacAddr},
-    kernel::{KernelErrorKind, Link, LinkSpec, Result},
+    kernel::{DeviceMode, KernelErrorKind, Link, LinkSpec, Result},
 };
 use wharf_crash as crash;
 use wharf_names::mark::Mark;
 
 use super::{Connection, Request, batch::Answer};
-use crate::{error::fail, netns::NetnsThread};
+use crate::{
+    error::fail,
+    netns::{self, NetnsThread},
+};
 
 const OPERATION: &str = "create link";
 
@@ -42,7 +45,8 @@ pub(crate) struct LinkSeen {
     pub(crate) alias: Option<String>,
     pub(crate) master: Option<IfIndex>,
     pub(crate) queue: Option<String>,
-    pub(crate) veth: bool,
+    /// veth or netkit.
+    pub(crate) pair: bool,
     pub(crate) point_to_point: bool,
 }
 
@@ -63,7 +67,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         alias: None,
         master: None,
         queue: None,
-        veth: false,
+        pair: false,
         point_to_point: m.header.flags.contains(LinkFlags::Pointopoint),
     };
     for attribute in &m.attributes {
@@ -79,7 +83,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
             LinkAttribute::CarrierUpCount(count) => seen.carrier_ups = *count,
             LinkAttribute::OperState(state) => seen.running = *state == State::Up,
             LinkAttribute::LinkInfo(infos) => {
-                seen.veth = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth)));
+                seen.pair = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
             }
             _ => {}
         }
@@ -130,8 +134,16 @@ pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Re
     found(connection.one(RouteNetlinkMessage::GetLink(message), 0)?, &format!("index {ifindex}"))
 }
 
-pub(crate) fn get_all_veth() -> RouteNetlinkMessage {
-    get_all(InfoKind::Veth)
+/// Links of the kinds that endpoints have.
+pub(crate) fn pairs(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
+    // Asked for an unknown kind, the kernel returns every link.
+    let kinds: &[_] = if netns::has_netkit() { &[InfoKind::Veth, InfoKind::Netkit] } else { &[InfoKind::Veth] };
+    let mut pairs = Vec::new();
+    for kind in kinds {
+        let links = connection.dump(&get_all(kind.clone()))?;
+        pairs.extend(links.map_err(|refusal| refusal.into_error("list links", kind.to_string()))?);
+    }
+    Ok(pairs)
 }
 
 pub(crate) fn get_all(kind: InfoKind) -> RouteNetlinkMessage {
@@ -201,20 +213,26 @@ fn describe(spec: &LinkSpec) -> String {
     format!("{} (endpoint {}, epoch {})", spec.host_ifname, spec.id, spec.epoch)
 }
 
-fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
+fn create_batch(spec: &LinkSpec, device: DeviceMode, netns: &impl AsFd) -> Vec<Request> {
     let peer = LinkUnspec::new_with_name(spec.ifname.as_str())
         .address(spec.container_mac.0.to_vec())
         .mtu(spec.mtu)
         .setns_by_fd(netns.as_fd().as_raw_fd())
         .build();
     let host = spec.host_ifname.as_str();
-    let create = LinkMessageBuilder::<LinkVeth>::new_with_info_kind(InfoKind::Veth)
+    let (kind, data) = match device {
+        DeviceMode::Veth => (InfoKind::Veth, InfoData::Veth(InfoVeth::Peer(peer))),
+        DeviceMode::Netkit => {
+            (InfoKind::Netkit, InfoData::Netkit(vec![InfoNetkit::Mode(NetkitMode::L2), InfoNetkit::Peer(peer)]))
+        }
+    };
+    let create = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind)
         .name(host)
         .address(spec.host_mac.0.to_vec())
         .mtu(spec.mtu)
         // The programs answer the container's ARP and replace the node's link-layer address.
         .arp(false)
-        .set_info_data(InfoData::Veth(InfoVeth::Peer(peer)))
+        .set_info_data(data)
         .build();
     let name_owner = LinkUnspec::new_with_name(host)
         .append_extra_attribute(alias_attribute(mark(spec.id, spec.epoch, &spec.attachment)))
@@ -227,13 +245,13 @@ fn create_batch(spec: &LinkSpec, netns: &impl AsFd) -> Vec<Request> {
     ]
 }
 
-pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link> {
+pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec, device: DeviceMode) -> Result<Link> {
     let netns = thread.open(OPERATION, &spec.netns)?;
     let mut host = Connection::open()?;
     // The second attempt follows the removal of a left-over link.
     for last in [false, true] {
         crash::point("datapath/link/before-create");
-        let mut answers = host.batch(create_batch(spec, &netns))?.into_iter();
+        let mut answers = host.batch(create_batch(spec, device, &netns))?.into_iter();
         let (Some(created), Some(owned), Some(got)) = (answers.next(), answers.next(), answers.next()) else {
             return Err(fail(
                 OPERATION,
@@ -264,7 +282,7 @@ pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec) -> Result<Link>
                     ensure_mark(&mut host, spec, &link)?;
                     return Ok(same);
                 }
-                if !link.veth || last {
+                if !link.pair || last {
                     let cause = format!(
                         "an interface of that name is there already (index {}, alias {:?}) and is not this endpoint's",
                         link.ifindex, link.alias
@@ -296,7 +314,7 @@ fn no_ipv6(refusal: &super::Refusal) -> bool {
 fn same_pair(thread: &NetnsThread, spec: &LinkSpec, link: &LinkSeen) -> Result<Option<Link>> {
     let marked = link.alias == Some(mark(spec.id, spec.epoch, &spec.attachment));
     let ours = marked || has_short_mark(link.alias.as_deref(), spec.id, spec.epoch);
-    if !link.veth || !ours || link.mac != Some(spec.host_mac) || link.mtu != spec.mtu {
+    if !link.pair || !ours || link.mac != Some(spec.host_mac) || link.mtu != spec.mtu {
         return Ok(None);
     }
     let mut inside = thread.connect(OPERATION, &spec.netns)?;

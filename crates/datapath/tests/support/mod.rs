@@ -28,7 +28,9 @@ use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, NetnsRef, host_ifname},
     identity::Identity,
     ids::{Attachment, ContainerId, EndpointId, Epoch, IfIndex, IfName, MacAddr, NetworkName, PoolName},
-    kernel::{self, AttachMode, ConfigSpec, EndpointKernel, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec},
+    kernel::{
+        self, AttachMode, ConfigSpec, DeviceMode, EndpointKernel, Kernel, LinkRef, LinkSpec, NodeSpec, ProgramSpec,
+    },
     policy::Judged,
     selfcheck::{Case, CaseResult},
 };
@@ -265,6 +267,16 @@ fn isolate() -> Scratch {
     dir
 }
 
+/// A guest's environment can ask for netkit.
+pub(crate) fn open(bpffs: &Path, run_dir: &Path, attach_mode: Option<AttachMode>) -> kernel::Result<LinuxKernel> {
+    let device_mode = match std::env::var("WHARF_DEVICE_MODE").as_deref() {
+        Ok("netkit") => DeviceMode::Netkit,
+        _ => DeviceMode::Veth,
+    };
+    let (bpffs, run_dir) = (bpffs.to_owned(), run_dir.to_owned());
+    LinuxKernel::open(OpenOptions { bpffs, run_dir, attach_mode, device_mode }, Loader::default())
+}
+
 /// Runs a test on a thread of its own inside fresh namespaces, with a runtime born there.
 pub(crate) fn in_linux_world<F>(mode: Option<AttachMode>, test: impl FnOnce(LinuxWorld) -> F + Send + 'static)
 where
@@ -275,9 +287,7 @@ where
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("runtime");
         runtime.block_on(async {
-            let options =
-                OpenOptions { bpffs: dir.path().join("bpf"), run_dir: dir.path().to_owned(), attach_mode: mode };
-            let kernel = LinuxKernel::open(options, Loader::default()).expect("open kernel");
+            let kernel = open(&dir.path().join("bpf"), dir.path(), mode).expect("open kernel");
             test(LinuxWorld { dir, kernel }).await;
         });
     });
