@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use ipnet::IpNet;
 use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, LinkOwner, host_ifname, parse_host_ifname},
@@ -18,7 +19,7 @@ use wharf_core::{
     kernel::{KernelDump, LinkRef},
     plan::DeleteOptions,
     state::{Event, Fsm},
-    store::{Change, Intent, OutOfService, RestoreFailure, Snapshot},
+    store::{Change, Intent, LeaseOwner, OutOfService, RestoreFailure, Snapshot},
 };
 
 use wharf_kit::{clock, sync::lock};
@@ -65,7 +66,16 @@ pub fn with_fitting_pools(
         if config.pools_from_cluster.is_some() {
             keep_gateways(snapshot, &mut ipam);
         }
-        let Err(unfit) = fits(snapshot, dump, &ipam) else { return Ok((config, ipam)) };
+        let Err(unfit) = fits(snapshot, dump, &ipam) else {
+            if let Some(masquerade) = &mut config.masquerade {
+                // Containers of former pools reach other networks like others, and nobody sends in their name.
+                let pools = ipam.cidrs();
+                let leased = snapshot.leases.iter().filter(|l| l.owner != LeaseOwner::Node).map(|l| l.ip);
+                let outside = leased.filter(|ip| !pools.iter().any(|pool| pool.contains(ip)));
+                masquerade.pools.extend(outside.map(IpNet::from));
+            }
+            return Ok((config, ipam));
+        };
         // Overlaps of the earlier pools with the node's networks are acceptable: their addresses are withheld.
         if !cluster::pools::fall_back(&mut config, &unfit.why) {
             return Err(unfit.into());

@@ -140,6 +140,26 @@ fn what_belongs_to_no_connection_does_not_leave_with_a_containers_address() -> R
 }
 
 #[test]
+fn containers_whose_address_no_pool_has_any_more_stay_masqueraded() -> Result<()> {
+    scenario(NodeConfig::default(), |node| {
+        let world = World::join(node)?;
+        let inside = node.sandbox("inside")?;
+        let conf = node.netconf();
+        let add = node.cni("ADD").of(inside.name(), inside.path(), "eth0").env("CNI_ARGS", "IP=10.87.200.9");
+        add.conf(&conf).run()?.result()?;
+        let [v4, _] = world.addresses();
+        let by_the_node: IpAddr = NODE[0].parse()?;
+        ensure!(seen_as(&world, &inside, v4)? == by_the_node);
+        node.stop_agent()?;
+        node.set_flag("--ipv4-pool=10.87.0.0/24", true);
+        node.start_agent()?;
+        let seen = seen_as(&world, &inside, v4)?;
+        ensure!(seen == by_the_node, "the world sees {seen}");
+        node.cni("DEL").of(inside.name(), inside.path(), "eth0").conf(&conf).run()?.silent()
+    })
+}
+
+#[test]
 fn a_network_says_whether_its_containers_are_masqueraded() -> Result<()> {
     let pool = "[[pool]]\nname = 'bare'\ncidrs = ['10.99.0.0/24', 'fd99::/64']\nmasquerade = 'off'";
     scenario(NodeConfig::default().toml(pool), |node| {
