@@ -113,11 +113,12 @@ fn the_smoke_run_measures_the_cluster_feed() -> Result<()> {
         "feed: a snapshot, until all rows are in force",
         "feed: memory of the agent",
         "feed: a pod with other labels, until it is in force",
+        "feed: ADD, one at a time",
         "feed: TCP request/response, 1 byte, under policy",
         "feed: the agent beside 1,000 pod changes a second",
         "feed: restart with these rows, after SIGKILL",
     ];
-    smoke(&[FEED], &titles, 7)
+    smoke(&[FEED], &titles, 8)
 }
 
 #[test]

@@ -17,6 +17,7 @@ use wharf_feed::v1;
 use super::{
     churn::ms,
     findings::{Better, Group, Mark, Part},
+    plugin::settle,
     rest::used,
     scale::{KIB, Memory},
     stats::p99,
@@ -66,6 +67,7 @@ pub struct Extent {
     sets: u32,
     /// Pods that are changed one after the other.
     changes: u32,
+    adds: usize,
     /// Rounds of traffic.
     rounds: usize,
     /// Time of traffic in a round.
@@ -78,9 +80,9 @@ impl Extent {
     pub fn of(quick: bool, rounds: usize) -> Self {
         if quick {
             let span = Duration::from_millis(300);
-            return Self { nodes: 40, pods: 400, sets: 10 * APPS, changes: 20, rounds, span };
+            return Self { nodes: 40, pods: 400, sets: 10 * APPS, changes: 20, adds: 3, rounds, span };
         }
-        Self { nodes: NODES, pods: PODS, sets: SETS, changes: 200, rounds, span: Duration::from_secs(3) }
+        Self { nodes: NODES, pods: PODS, sets: SETS, changes: 200, adds: 40, rounds, span: Duration::from_secs(3) }
     }
 
     /// The set of a pod, `turn` changes later. Changes keep the value of `app`.
@@ -219,6 +221,7 @@ pub fn measure(agent: &NodeConfig, extent: Extent) -> Result<Part> {
     let (mut producer, filled) = rows(&scene, &extent)?;
     take(filled);
     take(changes(&mut producer, &extent)?);
+    take(adds(&scene, agent, extent.adds)?);
     take(traffic(&scene, &extent, &mut producer)?);
     drop(producer);
     take(restarts(&mut scene, &extent)?);
@@ -243,6 +246,34 @@ fn rows(scene: &Scene, extent: &Extent) -> Result<(Producer, Part)> {
         Mark::judge("the agent with this feed: at most 300 MiB resident", "MiB", Better::Lower, full / KIB, 300.0),
     ];
     Ok((producer, (vec![times, memory], marks)))
+}
+
+/// In turn with a node that has the policy and no feed.
+fn adds(scene: &Scene, agent: &NodeConfig, rounds: usize) -> Result<Part> {
+    const WITHOUT: &str = "no feed";
+    let mut plain = Node::start(agent.clone())?;
+    super::policy::import(&plain, policy())?;
+    let mut times = [Vec::new(), Vec::new()];
+    for round in 0..rounds + 1 {
+        for (node, times) in [&plain, scene.node()?].into_iter().zip(&mut times) {
+            let sandbox = node.sandbox("added")?;
+            settle(node)?;
+            let start = Instant::now();
+            let attached = node.attach(&sandbox)?;
+            // The first makes what is made once.
+            times.extend((round > 0).then(|| ms(start.elapsed())));
+            node.detach(&attached)?;
+        }
+    }
+    plain.stop_agent()?;
+    let [without, with] = times;
+    let mut group = Group::new("feed: ADD, one at a time", "ms", Better::Lower);
+    group.add(WITHOUT, without)?;
+    group.add("this feed", with)?;
+    group.compare_to(WITHOUT)?;
+    let ratio = group.median("this feed")? / group.median(WITHOUT)?;
+    let mark = Mark::judge("ADD with this feed: of without", "x", Better::Lower, ratio, 1.05);
+    Ok((vec![group], vec![mark]))
 }
 
 fn changes(producer: &mut Producer, extent: &Extent) -> Result<Part> {
