@@ -17,11 +17,13 @@ mod rbac;
 pub mod server;
 #[path = "../../kube/tests/suite/common/streams.rs"]
 pub mod streams;
+#[path = "../../kube/tests/suite/common/tls.rs"]
+pub mod tls;
 
 use std::{
     fs::{self, File},
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpListener, TcpStream},
+    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     path::Path,
     process::{Child, Stdio},
 };
@@ -29,10 +31,14 @@ use std::{
 use anyhow::{Context as _, Result};
 use tokio::runtime::Runtime;
 
-use self::server::Server;
+use self::{
+    server::Server,
+    tls::{Secrets, kubeconfig},
+};
 use crate::{
     Node,
     process::{bin, command_in},
+    space::Space,
 };
 
 /// Where [`Program`] serves its metrics, in the node's namespace.
@@ -43,22 +49,26 @@ const METRICS: &str = "127.0.0.1:9967";
 pub struct Program(Child);
 
 impl Program {
-    /// Starts it for the node `own`. Its log is `wharf-kube.log` in the root of the node's directories.
+    /// Starts it for the node `own`, with a server that [`serve`] made. Its log is `wharf-kube.log` in the root of the
+    /// node's directories.
     ///
     /// # Errors
     /// When it is not built.
     pub fn start(node: &Node, own: &str, feed: &Path, server: SocketAddr) -> Result<Self> {
+        Self::start_with(node, own, feed, &kubeconfig(&format!("http://{server}"), None))
+    }
+
+    /// As [`Self::start`], with the text of a kubeconfig.
+    ///
+    /// # Errors
+    /// When it is not built.
+    pub fn start_with(node: &Node, own: &str, feed: &Path, config: &str) -> Result<Self> {
         let root = &node.dirs().root;
-        let kubeconfig = root.join("kubeconfig");
-        let text = format!(
-            "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"http://{server}\"}}}}]\n\
-             users: [{{name: u, user: {{token: secret}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-             current-context: x\n"
-        );
-        fs::write(&kubeconfig, text).context("write the kubeconfig")?;
+        let path = root.join("kubeconfig");
+        fs::write(&path, config).context("write the kubeconfig")?;
         let mut command = command_in(node.space(), bin("wharf-kube")?)?;
         command.arg(format!("--node-name={own}")).arg(format!("--feed={}", feed.display()));
-        command.arg(format!("--kubeconfig={}", kubeconfig.display())).arg(format!("--metrics-listen={METRICS}"));
+        command.arg(format!("--kubeconfig={}", path.display())).arg(format!("--metrics-listen={METRICS}"));
         let log = File::options().create(true).append(true).open(root.join("wharf-kube.log"))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
         Ok(Self(command.spawn().context("start wharf-kube")?))
@@ -97,24 +107,24 @@ impl Drop for Program {
 /// # Errors
 /// When no port can be bound.
 pub fn serve(node: &Node, runtime: &Runtime, server: &Server) -> Result<SocketAddr> {
-    let listener = node.space().run(|| TcpListener::bind("127.0.0.1:0"))?.context("bind the API server")?;
+    serve_at(node.space(), Ipv4Addr::LOCALHOST.into(), runtime, server, None)
+}
+
+/// Serves at an address of a namespace while the runtime lives; with secrets, by TLS.
+///
+/// # Errors
+/// When no port can be bound.
+pub fn serve_at(
+    space: &Space,
+    address: IpAddr,
+    runtime: &Runtime,
+    server: &Server,
+    secrets: Option<Secrets>,
+) -> Result<SocketAddr> {
+    let listener = space.run(|| TcpListener::bind((address, 0)))?.context("bind the API server")?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
-    let server = server.clone();
-    let answer = move |request: axum::extract::Request| {
-        let server = server.clone();
-        async move {
-            let (parts, body) = request.into_parts();
-            let body = axum::body::to_bytes(body, 1 << 20).await.unwrap_or_default();
-            let target = parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-            match server.answer(parts.method, target, body).await {
-                Ok(answer) => answer.map(axum::body::Body::new),
-                Err(_) => streams::status(500, None).map(axum::body::Body::new),
-            }
-        }
-    };
     let _inside = runtime.enter();
-    let listener = tokio::net::TcpListener::from_std(listener)?;
-    runtime.spawn(async { axum::serve(listener, axum::Router::new().fallback(answer)).await });
+    tls::listen(server, tokio::net::TcpListener::from_std(listener)?, secrets);
     Ok(address)
 }

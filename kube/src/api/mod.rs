@@ -1,11 +1,12 @@
 //! Requests to the API servers. Every wait is bounded. After a failure of a connection, of credentials or of a server,
-//! the next request uses a new client.
+//! the next request uses a new client. A failure status for one resource is no failure of the server.
 
 pub mod endpoints;
 mod failure;
 pub mod servers;
 
 use std::{
+    collections::BTreeSet,
     sync::{Mutex, PoisonError},
     time::Duration,
 };
@@ -16,7 +17,7 @@ use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::BodyExt as _;
 use kube_client::{Client, client::Body};
 use serde::de::DeserializeOwned;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 pub use failure::Failure;
 
@@ -31,6 +32,12 @@ const MAX_ERROR: usize = 64 << 10;
 /// Bytes of the answer to a request for one object.
 const MAX_OBJECT: usize = 8 << 20;
 
+/// A server that has answered counts as failed when this many paths have a failure status. A single resource can fail
+/// alone, for example without its conversion webhook, and must not move the other resources to another server.
+const PATHS: usize = 3;
+/// A client of this age is replaced after one failure status: only this server may fail.
+const OLD: Duration = Duration::from_secs(300);
+
 /// Creates clients.
 pub trait Connect: Send + Sync {
     /// A client with new connections and fresh credentials. `attempt` counts failed clients and selects the server;
@@ -41,6 +48,16 @@ pub trait Connect: Send + Sync {
 struct Current {
     client: Option<Client>,
     number: usize,
+    made: Instant,
+    has_answered: bool,
+    /// Paths whose last answer was a failure status, fewer than [`PATHS`].
+    failing: BTreeSet<String>,
+}
+
+impl Current {
+    fn new(client: Option<Client>, number: usize) -> Self {
+        Self { client, number, made: Instant::now(), has_answered: false, failing: BTreeSet::new() }
+    }
 }
 
 /// The client that all tasks share.
@@ -64,7 +81,7 @@ pub enum Merge {
 pub struct Answer {
     /// Status of success.
     pub response: Response<Body>,
-    /// Number of the client, for [`Api::discard`].
+    /// Number of the client, for [`Api::failed`].
     pub number: usize,
 }
 
@@ -72,7 +89,7 @@ impl Api {
     /// Connects with the first request.
     #[must_use]
     pub fn new(connect: Box<dyn Connect>) -> Self {
-        Self { connect, current: Mutex::new(Current { client: None, number: 0 }) }
+        Self { connect, current: Mutex::new(Current::new(None, 0)) }
     }
 
     /// Sends a request. The answer has a success status and an unread body.
@@ -81,7 +98,7 @@ impl Api {
     /// Any other answer, or none within 15 s.
     pub async fn open(&self, request: Request<Body>) -> Result<Answer, Failure> {
         let (client, number) = self.client().await?;
-        let creates = request.method() == Method::POST;
+        let (creates, path) = (request.method() == Method::POST, request.uri().path().to_owned());
         let answer = match timeout(HEADERS, client.send(request)).await {
             Ok(answer) => answer.map_err(Failure::connection),
             Err(_) => Err(Failure::Silent(HEADERS)),
@@ -93,11 +110,10 @@ impl Api {
         };
         // An admission webhook can fail a create although the server is healthy.
         let is_of_webhook = |failure: &Failure| creates && failure.code().is_some_and(|code| code >= 500);
-        if let Err(failure) = &result
-            && failure.is_of_connection()
-            && !is_of_webhook(failure)
-        {
-            self.discard(number);
+        match &result {
+            Ok(_) => self.succeeded(number, &path),
+            Err(failure) if is_of_webhook(failure) => {}
+            Err(failure) => self.failed(number, &path, failure),
         }
         result.map(|response| Answer { response, number })
     }
@@ -112,8 +128,9 @@ impl Api {
 
     async fn read(&self, answer: Answer, most: usize) -> Result<Bytes, Failure> {
         let body = read(answer.response.into_body(), most).await;
-        if body.as_ref().is_err_and(Failure::is_of_connection) {
-            self.discard(answer.number);
+        if let Err(failure) = &body {
+            // No status: the path does not matter.
+            self.failed(answer.number, "", failure);
         }
         body
     }
@@ -165,8 +182,7 @@ impl Api {
         let made = timeout(WHOLE, self.connect.connect(number)).await.map_err(|_| Failure::Silent(WHOLE))??;
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.client.is_none() {
-            current.client = Some(made.clone());
-            current.number = current.number.wrapping_add(1);
+            *current = Current::new(Some(made.clone()), current.number.wrapping_add(1));
         }
         Ok((current.client.clone().unwrap_or(made), current.number))
     }
@@ -176,10 +192,29 @@ impl Api {
         (current.client.clone(), current.number)
     }
 
-    /// Discards client `number`, unless already replaced; the next request uses another server and fresh credentials.
-    pub fn discard(&self, number: usize) {
+    fn succeeded(&self, number: usize, path: &str) {
         let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
         if current.number == number {
+            current.has_answered = true;
+            current.failing.remove(path);
+        }
+    }
+
+    /// After a failure of the connection, of credentials or of the server, the next request uses another server and
+    /// fresh credentials, unless client `number` is already replaced.
+    pub fn failed(&self, number: usize, path: &str, failure: &Failure) {
+        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        if current.number != number {
+            return;
+        }
+        let is_useless = match failure.code() {
+            Some(500..) => {
+                current.failing.insert(path.to_owned());
+                !current.has_answered || current.failing.len() >= PATHS || current.made.elapsed() >= OLD
+            }
+            _ => failure.is_of_connection(),
+        };
+        if is_useless {
             current.client = None;
         }
     }

@@ -96,17 +96,17 @@ impl Watcher {
         let limit = Duration::from_secs(seconds) + GRACE;
         let read = self.events(answer.response.into_body(), served, version);
         match timeout_at(began + limit, read).await {
-            Err(_) => Err(self.broken(number, Failure::Silent(limit))),
+            Err(_) => Err(self.broken(number, served, Failure::Silent(limit))),
             Ok(Ok(())) if began.elapsed() + EARLY < Duration::from_secs(seconds) => {
-                Err(self.broken(number, Failure::Connection("the server ends the watch early".to_owned())))
+                Err(self.broken(number, served, Failure::Connection("the server ends the watch early".to_owned())))
             }
-            Ok(Err(Stop::Failed(failure))) if failure.is_of_connection() => Err(self.broken(number, failure)),
+            Ok(Err(Stop::Failed(failure))) if failure.is_of_connection() => Err(self.broken(number, served, failure)),
             Ok(result) => result,
         }
     }
 
-    fn broken(&self, number: usize, failure: Failure) -> Stop {
-        self.api.discard(number);
+    fn broken(&self, number: usize, served: &Served, failure: Failure) -> Stop {
+        self.api.failed(number, &served.path, &failure);
         Stop::Failed(failure)
     }
 

@@ -11,7 +11,7 @@ use tokio::time::sleep;
 use wharf_kube::source::Source;
 
 use super::common::{
-    Bench,
+    Bench, NODE,
     agent::Agent,
     objects::{namespace, node, pod, policy},
     server::{Fault, Server},
@@ -32,6 +32,7 @@ enum Step {
     Watches(WatchFault),
     Compact,
     Snapshot,
+    Advance,
     Restore(u8),
     Shuffle,
     Page(u8),
@@ -78,6 +79,7 @@ fn step() -> impl Strategy<Value = Step> {
         4 => watch_fault().prop_map(Step::Watches),
         2 => Just(Step::Compact),
         2 => Just(Step::Snapshot),
+        1 => Just(Step::Advance),
         1 => any::<u8>().prop_map(Step::Restore),
         1 => Just(Step::Shuffle),
         1 => (1_u8..5).prop_map(Step::Page),
@@ -111,12 +113,12 @@ async fn play(steps: Vec<Step>) {
         match step {
             Step::Pod(name, uid, label) => {
                 let address = (label > 0).then(|| format!("10.0.{name}.{uid}"));
-                server.put(pod(
-                    &format!("p{name}"),
-                    &format!("u{name}-{uid}"),
-                    address.as_deref(),
-                    &format!("l{label}"),
-                ));
+                let (name_of, uid) = (format!("p{name}"), format!("u{name}-{uid}"));
+                let (source, mut pod) = pod(&name_of, &uid, address.as_deref(), &format!("l{label}"));
+                if name % 2 == 0 {
+                    pod["spec"]["nodeName"] = json!(NODE);
+                }
+                server.put((source, pod));
             }
             Step::EndPod(name) => {
                 if let Some(mut pod) = server.object(Source::Pod, &format!("shop/p{name}")) {
@@ -146,6 +148,7 @@ async fn play(steps: Vec<Step>) {
             Step::Watches(fault) => server.break_watches(fault),
             Step::Compact => server.compact(),
             Step::Snapshot => snapshots.push(server.snapshot()),
+            Step::Advance => server.advance(100),
             Step::Restore(which) => {
                 if !snapshots.is_empty() {
                     let at = usize::from(which) % snapshots.len();

@@ -2,9 +2,7 @@
 
 use std::{
     fs,
-    path::Path,
     process::{Command, Stdio},
-    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -19,47 +17,12 @@ use super::common::{
     agent::Agent,
     objects::{expected, node, pod},
     server::Server,
-    streams, until,
+    tls::{kubeconfig, listen},
+    until,
 };
 use wharf_kube::source::Source;
 
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Serves until the runtime ends. With a token, other requests are answered with 401.
-pub fn listen<L: axum::serve::Listener>(server: &Server, listener: L, token: Option<Arc<Mutex<String>>>)
-where
-    L::Addr: std::fmt::Debug,
-{
-    let server = server.clone();
-    let answer = move |request: axum::extract::Request| {
-        let (server, token) = (server.clone(), token.clone());
-        async move {
-            let (parts, body) = request.into_parts();
-            let wanted = token.map(|token| format!("Bearer {}", token.lock().expect("not poisoned")));
-            let found = parts.headers.get("authorization").and_then(|value| value.to_str().ok());
-            if wanted.is_some_and(|wanted| Some(wanted.as_str()) != found) {
-                return streams::status(401, None).map(axum::body::Body::new);
-            }
-            let body = axum::body::to_bytes(body, 1 << 20).await.expect("a body");
-            let target = parts.uri.path_and_query().map(ToString::to_string).unwrap_or_default();
-            let answer = server.answer(parts.method, target, body).await;
-            answer.expect("no reset is scripted").map(axum::body::Body::new)
-        }
-    };
-    let routes = axum::Router::new().fallback(answer);
-    tokio::spawn(async { axum::serve(listener, routes).await });
-}
-
-fn kubeconfig(directory: &Path, server: &str) -> std::path::PathBuf {
-    let path = directory.join("kubeconfig");
-    let text = format!(
-        "apiVersion: v1\nkind: Config\nclusters: [{{name: c, cluster: {{server: \"{server}\"}}}}]\n\
-         users: [{{name: u, user: {{token: secret}}}}]\ncontexts: [{{name: x, context: {{cluster: c, user: u}}}}]\n\
-         current-context: x\n"
-    );
-    fs::write(&path, text).expect("written");
-    path
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_program_feeds_the_agent_and_ends_at_sigterm() {
@@ -70,6 +33,8 @@ async fn the_program_feeds_the_agent_and_ends_at_sigterm() {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("an address");
     listen(&server, listener, None);
+    let config = directory.path().join("kubeconfig");
+    fs::write(&config, kubeconfig("http://127.0.0.1:1", None)).expect("written");
     let agent = Agent::start();
     let socket = directory.path().join("feed.sock");
     let incoming = UnixListenerStream::new(UnixListener::bind(&socket).expect("bound"));
@@ -80,7 +45,7 @@ async fn the_program_feeds_the_agent_and_ends_at_sigterm() {
         .args(["--node-name=a", "--api-server=http://127.0.0.1:1"])
         .arg(format!("--api-server=http://{address}"))
         .arg(format!("--feed={}", socket.display()))
-        .arg(format!("--kubeconfig={}", kubeconfig(directory.path(), "http://127.0.0.1:1").display()))
+        .arg(format!("--kubeconfig={}", config.display()))
         .arg(format!("--state-dir={}", directory.path().display()))
         .stdin(Stdio::null())
         .spawn()

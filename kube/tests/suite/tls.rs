@@ -1,20 +1,8 @@
 //! TLS, tokens and the order of servers, over TCP.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    path::Path,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, sync::Arc, time::Duration};
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
-use tokio::net::{TcpListener, TcpStream};
-use tokio_rustls::{
-    TlsAcceptor,
-    rustls::{ServerConfig, crypto::ring, pki_types::PrivateKeyDer},
-    server::TlsStream,
-};
+use tokio::net::TcpListener;
 use wharf_kube::{
     api::{
         Api,
@@ -23,97 +11,53 @@ use wharf_kube::{
     source::Source,
 };
 
-use super::{
-    common::{
-        Bench,
-        agent::Agent,
-        objects::{expected, pod},
-        server::Server,
-        streams::WatchFault,
-        until,
-    },
-    process::listen,
+use super::common::{
+    Bench,
+    agent::Agent,
+    objects::{expected, pod},
+    server::Server,
+    streams::WatchFault,
+    tls::{Authority, Secrets, kubeconfig, listen},
+    until,
 };
 
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A certificate authority, and the configuration of a server with a certificate for one name.
-fn authority(name: &str) -> (String, TlsAcceptor) {
-    let key = KeyPair::generate().expect("a key");
-    let mut params = CertificateParams::new(Vec::new()).expect("parameters");
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    let root = params.self_signed(&key).expect("signed").pem();
-    let issuer = Issuer::new(params, key);
-    let key = KeyPair::generate().expect("a key");
-    let params = CertificateParams::new(vec![name.to_owned()]).expect("parameters");
-    let chain = vec![params.signed_by(&key, &issuer).expect("signed").der().clone()];
-    let key = PrivateKeyDer::try_from(key.serialize_der()).expect("a key");
-    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()));
-    let config = config.with_safe_default_protocol_versions().expect("versions").with_no_client_auth();
-    (root, TlsAcceptor::from(Arc::new(config.with_single_cert(chain, key).expect("a certificate"))))
-}
-
-struct Tls {
-    listener: TcpListener,
-    acceptor: TlsAcceptor,
-}
-
-impl axum::serve::Listener for Tls {
-    type Io = TlsStream<TcpStream>;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (Self::Io, Self::Addr) {
-        loop {
-            let Ok((stream, address)) = self.listener.accept().await else { continue };
-            if let Ok(stream) = self.acceptor.accept(stream).await {
-                return (stream, address);
-            }
-        }
-    }
-
-    fn local_addr(&self) -> std::io::Result<Self::Addr> {
-        self.listener.local_addr()
-    }
-}
-
-/// Credentials in files, and an address that does not answer.
-fn kubeconfig(directory: &Path, root: &str) -> std::path::PathBuf {
-    let (path, ca, token) = (directory.join("kubeconfig"), directory.join("ca.pem"), directory.join("token"));
-    fs::write(&ca, root).expect("written");
-    let text = format!(
-        "apiVersion: v1\nkind: Config\n\
-         clusters: [{{name: c, cluster: {{server: \"https://127.0.0.1:1\", certificate-authority: \"{}\"}}}}]\n\
-         users: [{{name: u, user: {{tokenFile: \"{}\"}}}}]\n\
-         contexts: [{{name: x, context: {{cluster: c, user: u}}}}]\ncurrent-context: x\n",
-        ca.display(),
-        token.display()
-    );
-    fs::write(&path, text).expect("written");
-    path
-}
-
 struct Setup {
     directory: tempfile::TempDir,
     server: Server,
-    token: Arc<Mutex<String>>,
+    secrets: Secrets,
     settings: Settings,
     address: SocketAddr,
 }
 
-/// A server with a certificate for `name`; the client trusts the authority, unless another one is given.
-async fn setup(name: &str, trusted: Option<String>) -> Setup {
+impl Setup {
+    /// The file of the certificate authority that the client trusts, or of its token.
+    fn write(&self, file: &str, text: &str) {
+        fs::write(self.directory.path().join(file), text).expect("written");
+    }
+
+    fn use_explicit_address(&mut self) {
+        self.settings.explicit = vec![format!("https://{}", self.address).parse().expect("a URL")];
+    }
+}
+
+/// A server with a certificate for `name`; the client trusts `trusted`. The configured address does not answer.
+async fn setup(name: &str, authority: &Authority, trusted: &Authority) -> Setup {
     let directory = tempfile::tempdir().expect("a directory");
     let server = Server::start();
     server.put(pod("web", "u1", Some("10.1.0.2"), "web"));
-    let (root, acceptor) = authority(name);
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bound");
     let address = listener.local_addr().expect("an address");
-    let token = Arc::new(Mutex::new("first".to_owned()));
-    fs::write(directory.path().join("token"), "first").expect("written");
-    listen(&server, Tls { listener, acceptor }, Some(Arc::clone(&token)));
-    let kubeconfig = Some(kubeconfig(directory.path(), &trusted.unwrap_or(root)));
-    let settings = Settings { kubeconfig, explicit: Vec::new(), state_dir: None };
-    Setup { directory, server, token, settings, address }
+    let secrets = Secrets::new(authority.acceptor(name), "first");
+    listen(&server, listener, Some(secrets.clone()));
+    let [config, ca, token] = ["kubeconfig", "ca.pem", "token"].map(|file| directory.path().join(file));
+    fs::write(&config, kubeconfig("https://127.0.0.1:1", Some([&ca, &token]))).expect("written");
+    let settings = Settings { kubeconfig: Some(config), explicit: Vec::new(), state_dir: None };
+    let setup = Setup { directory, server, secrets, settings, address };
+    setup.write("ca.pem", trusted.root());
+    setup.write("token", "first");
+    setup
 }
 
 fn start(server: &Server, settings: Settings) -> Bench {
@@ -123,34 +67,65 @@ fn start(server: &Server, settings: Settings) -> Bench {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_known_server_is_used_and_a_new_token_is_read() {
-    let Setup { directory, server, token, mut settings, address } = setup("kubernetes.default.svc", None).await;
-    fs::write(directory.path().join("api-servers.json"), format!("[\"https://{address}\"]")).expect("written");
-    settings.state_dir = Some(directory.path().to_owned());
-    let bench = start(&server, settings);
-    let holds = || bench.agent.is_complete() && bench.agent.rows() == expected(&server.objects());
+    let authority = Authority::make();
+    let mut setup = setup("kubernetes.default.svc", &authority, &authority).await;
+    setup.write("api-servers.json", &format!("[\"https://{}\"]", setup.address));
+    setup.settings.state_dir = Some(setup.directory.path().to_owned());
+    let bench = start(&setup.server, setup.settings.clone());
+    let holds = || bench.agent.is_complete() && bench.agent.rows() == expected(&setup.server.objects());
     until("the rows", PATIENCE, holds).await;
-    // The token is replaced; the old one is refused.
-    "second".clone_into(&mut token.lock().expect("not poisoned"));
-    fs::write(directory.path().join("token"), "second").expect("written");
-    server.break_watches(WatchFault::Error(410));
-    server.delete(Source::Pod, "shop/web");
+    // The token expires before its file has the next one.
+    let before = setup.secrets.unauthorized();
+    setup.secrets.set_token("second");
+    setup.server.break_watches(WatchFault::Error(410));
+    until("a refused token", PATIENCE, || setup.secrets.unauthorized() > before).await;
+    setup.write("token", "second");
+    setup.server.delete(Source::Pod, "shop/web");
     until("a deletion", PATIENCE, holds).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_new_certificate_authority_is_read() {
+    let (old, new) = (Authority::make(), Authority::make());
+    let mut setup = setup("127.0.0.1", &old, &old).await;
+    setup.use_explicit_address();
+    let bench = start(&setup.server, setup.settings.clone());
+    let holds = || bench.agent.is_complete() && bench.agent.rows() == expected(&setup.server.objects());
+    until("the rows", PATIENCE, holds).await;
+    // The server's certificate is of the new authority before the file is.
+    setup.secrets.set_acceptor(new.acceptor("127.0.0.1"));
+    setup.server.break_watches(WatchFault::Cut);
+    setup.server.delete(Source::Pod, "shop/web");
+    let is_distrusted = || bench.agent.watch(Source::Pod).is_some_and(|(state, _)| state == "failing");
+    until("a failed connection", PATIENCE, is_distrusted).await;
+    assert!(!holds(), "the old authority is trusted only");
+    setup.write("ca.pem", new.root());
+    until("a deletion", PATIENCE, holds).await;
+    // The file has both authorities while the server's certificate is replaced again, as in a planned rotation.
+    let last = Authority::make();
+    setup.write("ca.pem", &format!("{}{}", new.root(), last.root()));
+    setup.server.break_watches(WatchFault::Cut);
+    setup.server.put(pod("db", "u2", Some("10.1.0.3"), "db"));
+    until("a pod", PATIENCE, holds).await;
+    setup.secrets.set_acceptor(last.acceptor("127.0.0.1"));
+    setup.server.break_watches(WatchFault::Cut);
+    setup.server.delete(Source::Pod, "shop/db");
+    until("a later deletion", PATIENCE, holds).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_server_without_a_trusted_certificate_has_no_request() {
-    let (other, _) = authority("127.0.0.1");
-    let untrusted = setup("127.0.0.1", Some(other)).await;
+    let (authority, other) = (Authority::make(), Authority::make());
+    let mut untrusted = setup("127.0.0.1", &authority, &other).await;
     // An explicit server needs a certificate for its own address.
-    let misnamed = setup("kubernetes.default.svc", None).await;
-    let trusted = setup("127.0.0.1", None).await;
-    let run = |setup: &Setup| {
-        let mut settings = setup.settings.clone();
-        settings.explicit = vec![format!("https://{}", setup.address).parse().expect("a URL")];
-        start(&setup.server, settings)
+    let mut misnamed = setup("kubernetes.default.svc", &authority, &authority).await;
+    let mut trusted = setup("127.0.0.1", &authority, &authority).await;
+    let run = |setup: &mut Setup| {
+        setup.use_explicit_address();
+        start(&setup.server, setup.settings.clone())
     };
-    let _benches = [run(&untrusted), run(&misnamed)];
-    let bench = run(&trusted);
+    let _benches = [run(&mut untrusted), run(&mut misnamed)];
+    let bench = run(&mut trusted);
     let holds = || bench.agent.is_complete() && bench.agent.rows() == expected(&trusted.server.objects());
     until("the rows of a trusted server", PATIENCE, holds).await;
     tokio::time::sleep(Duration::from_secs(1)).await;

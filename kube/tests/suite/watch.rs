@@ -428,3 +428,31 @@ async fn a_server_that_fails_is_replaced_by_the_next_one() {
     sleep(BOUND).await;
     assert!(dead.count("watch=true") > 0, "{:?}", dead.last_requests());
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_resource_that_fails_moves_no_other_to_another_server() {
+    let (server, dead) = (cluster(), cluster());
+    for _ in 0..1_000 {
+        dead.fail("/", Fault::Reset);
+    }
+    let api = Api::new(Box::new(InTurn([server.clone(), dead.clone()])));
+    let bench = Bench::start_api(server, Agent::start(), api);
+    sleep(SOON).await;
+    bench.settle(SOON).await;
+    for _ in 0..1_000 {
+        bench.server.fail("/networkpolicies", Fault::Status(500, None));
+    }
+    bench.server.break_watches(WatchFault::Error(410));
+    sleep(Duration::from_secs(240)).await;
+    let failed = bench.server.count("/networkpolicies");
+    assert!(failed > 8, "{failed} requests");
+    assert_eq!(dead.requests(), Vec::<String>::new());
+    // The other server is tried now and then: it may serve the resource.
+    sleep(Duration::from_secs(600)).await;
+    let tried = dead.requests().len();
+    assert!((1..40).contains(&tried), "{tried} requests of the other server");
+    bench.server.put(pod("db", "u2", Some("10.2.0.3"), "db"));
+    bench.settle(BOUND).await;
+    bench.server.heal();
+    bench.settle(BOUND).await;
+}

@@ -6,6 +6,7 @@ pub mod patch;
 pub mod rbac;
 pub mod server;
 pub mod streams;
+pub mod tls;
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,10 +17,8 @@ use tokio::{
 };
 use wharf_kube::{api::Api, metrics::Metrics, producer::Names, run};
 
+pub use self::objects::NODE;
 use self::{agent::Agent, server::Server};
-
-/// The node of the tests.
-pub const NODE: &str = "a";
 
 /// All tasks of the program, against a scripted server and a fake agent; they end when it is dropped.
 pub struct Bench {

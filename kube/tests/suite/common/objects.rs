@@ -6,6 +6,9 @@ use serde_json::{Value, json};
 use wharf_feed::v1::{self, row::Row};
 use wharf_kube::source::Source;
 
+/// The node whose program is under test.
+pub const NODE: &str = "a";
+
 /// Collection and key of an object.
 pub type Id = (Source, String);
 
@@ -62,23 +65,28 @@ pub fn is_live(source: Source, object: &Value) -> bool {
 /// Kind, key and row.
 pub type Rows = BTreeSet<(String, String, String)>;
 
-/// The rows that the objects define; each row as text.
+/// The rows that the objects define for [`NODE`]; each row as text.
 pub fn expected(objects: &BTreeMap<Id, Value>) -> Rows {
-    objects.iter().filter_map(|((source, key), object)| row(*source, key, object)).collect()
+    let rows = rows(objects, NODE).into_iter();
+    rows.map(|(kind, key, row)| (kind.to_owned(), key, format!("{row:?}"))).collect()
 }
 
-fn row(source: Source, key: &str, object: &Value) -> Option<(String, String, String)> {
+/// Kind, key and row of the objects, for the program of this node.
+pub fn rows(objects: &BTreeMap<Id, Value>, own: &str) -> Vec<(&'static str, String, Row)> {
+    objects.iter().filter_map(|((source, key), object)| row(*source, key, object, own)).collect()
+}
+
+fn row(source: Source, key: &str, object: &Value, own: &str) -> Option<(&'static str, String, Row)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let metadata = &object["metadata"];
     let labels = metadata["labels"].as_object().into_iter().flatten().map(|(k, v)| (k.clone(), text(v))).collect();
     let (kind, key, row) = match source {
         Source::Node => {
-            let address = text(&object["status"]["addresses"][0]["address"]);
             let row = v1::Node {
                 name: text(&metadata["name"]),
                 uid: text(&metadata["uid"]),
-                addresses: vec![address],
-                pod_cidrs: vec![text(&object["spec"]["podCIDRs"][0])],
+                addresses: texts(&object["status"]["addresses"], "/address"),
+                pod_cidrs: texts(&object["spec"]["podCIDRs"], ""),
                 health_addresses: listed(&metadata["annotations"]["wharf.dev/health-addresses"]),
                 router_addresses: listed(&metadata["annotations"]["wharf.dev/router-addresses"]),
             };
@@ -88,13 +96,16 @@ fn row(source: Source, key: &str, object: &Value) -> Option<(String, String, Str
             ("namespace", key.to_owned(), Row::Namespace(v1::Namespace { name: key.to_owned(), labels }))
         }
         Source::Pod => {
-            let address = object["status"]["podIP"].as_str().filter(|_| is_live(source, object))?;
+            let (node, addresses) = (text(&object["spec"]["nodeName"]), texts(&object["status"]["podIPs"], "/ip"));
+            if !is_live(source, object) || (addresses.is_empty() && node != own) {
+                return None;
+            }
             let row = v1::Pod {
                 uid: text(&metadata["uid"]),
                 namespace: text(&metadata["namespace"]),
                 name: text(&metadata["name"]),
-                node: text(&object["spec"]["nodeName"]),
-                addresses: vec![address.to_owned()],
+                node,
+                addresses,
                 labels,
                 named_ports: Vec::new(),
             };
@@ -113,7 +124,13 @@ fn row(source: Source, key: &str, object: &Value) -> Option<(String, String, Str
             ("policy", key.clone(), Row::Policy(v1::Policy { key, text }))
         }
     };
-    Some((kind.to_owned(), key, format!("{row:?}")))
+    Some((kind, key, row))
+}
+
+/// Texts at a JSON pointer of each element.
+fn texts(list: &Value, pointer: &str) -> Vec<String> {
+    let elements = list.as_array().into_iter().flatten();
+    elements.filter_map(|element| element.pointer(pointer)?.as_str().map(str::to_owned)).collect()
 }
 
 fn listed(annotation: &Value) -> Vec<String> {

@@ -147,13 +147,19 @@ impl Server {
         version
     }
 
+    /// Objects of other resources take versions.
+    pub fn advance(&self, versions: u64) {
+        self.lock().version += versions;
+    }
+
     /// As a restored store: an earlier state, at the version that it had.
     pub fn restore(&self, version: u64) {
         let mut world = self.lock();
         let objects = world.snapshots.get(&version).expect("a snapshot").clone();
         (world.version, world.objects, world.compacted) = (version, objects, 0);
         world.restored = world.broken.0;
-        world.log.clear();
+        // Versions up to the restored one are the same in both histories.
+        world.log.retain(|change| change.version <= version);
         world.lists.clear();
     }
 

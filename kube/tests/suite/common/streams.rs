@@ -66,6 +66,11 @@ pub fn status(code: u16, retry_after: Option<u64>) -> Response<ScriptedBody> {
     answer
 }
 
+/// The connection is reset before the first byte of the body.
+pub fn reset() -> Response<ScriptedBody> {
+    Response::new(body(stream::iter([Err(io::ErrorKind::ConnectionReset.into())])))
+}
+
 /// Applies a fault of the body.
 pub fn damage(answer: Response<ScriptedBody>, fault: Option<Fault>) -> Response<ScriptedBody> {
     let half = Bytes::from_static(b"{\"metadata\": {");

@@ -18,7 +18,7 @@ use super::{
         place::{until, until_right},
     },
     basic::{self, LIMIT, NAMESPACE, WEB},
-    connectivity, control_plane, policy, samples,
+    connectivity, policy, rows, samples,
 };
 
 const BETWEEN: Duration = Duration::from_secs(4);
@@ -126,7 +126,7 @@ fn settle(cluster: &Cluster<'_>) -> Result<()> {
     api.run(&["scale", &format!("deployment/{WEB}"), &format!("--replicas={replicas}")])?;
     api.rolled_out(NAMESPACE, &format!("deployment/{WEB}"), LIMIT)?;
     until("the pods of the Deployment", SETTLE, || basic::check_addresses(cluster).map(Some))?;
-    until("the rows of all nodes", SETTLE, || control_plane::rows_agree(cluster).map(Some))?;
+    until("the rows of all nodes", SETTLE, || rows::agree(cluster).map(Some))?;
     connectivity::all_reach(cluster, &basic::pods(cluster)?)?;
     policy::tables(cluster)?;
     for node in &cluster.nodes {

@@ -12,7 +12,7 @@ use super::{
         place::until,
     },
     basic::{self, LIMIT, NAMESPACE},
-    connectivity, removal, samples,
+    connectivity, removal, rows, samples,
 };
 use crate::progress::spell;
 
@@ -101,9 +101,12 @@ pub(super) fn node_again(cluster: &Cluster<'_>) -> Result<String> {
     cluster.api.delete(&["node", "placeholder"])?;
     cluster.api.rolled_out(WHARF, "daemonset/wharf", LIMIT)?;
     until(&format!("{} is ready", node.name()), LIMIT, || cluster.node_is_ready(node.name()).map(Some))?;
+    // The new object had no annotations.
+    until(&format!("the addresses of {}", node.name()), LIMIT, || rows::annotations_agree(cluster, node).map(Some))?;
     // Their addresses are from the former CIDRs.
     cluster.api.run(&["delete", "pods", "--selector", basic::SELECTOR, "--force", "--grace-period=0"])?;
     until("pods with new addresses", LIMIT, || basic::check_addresses(cluster).map(Some))?;
+    until("the rows of the API", LIMIT, || rows::agree(cluster).map(Some))?;
     let note = connectivity::pods(cluster)?;
     Ok(format!("{} is now {}; {note}", before.join(", "), after.join(", ")))
 }

@@ -8,6 +8,7 @@ mod latency;
 mod lifecycle;
 mod policy;
 mod removal;
+mod rows;
 mod samples;
 mod services;
 

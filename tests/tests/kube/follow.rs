@@ -1,4 +1,4 @@
-//! `wharf-kube` and the agent together, against the scripted API server of `kube/tests`.
+//! One node, objects of each kind, packets, and programs that are away.
 
 use std::{fs, net::SocketAddr};
 
@@ -136,7 +136,7 @@ fn follow(node: &mut Node, runtime: &Runtime) -> Result<()> {
     ensure!(!is_open()?, "a client without the label");
     server.put(pod("client", OWN, None, "web"));
     becomes(true, "the label of the client")?;
-    // A policy that nobody accepts leaves the earlier one in force, and is told.
+    // A refused policy leaves the earlier one in force, and has an Event.
     let (source, mut wrong) = policy();
     wrong["spec"]["ingress"] = json!([{"por": 1}]);
     server.put((source, wrong));
