@@ -571,6 +571,7 @@ async fn read_events(life: Arc<Lifecycle>, mut events: wharf_datapath::EventRead
         };
         match result {
             Ok(batch) => {
+                life.telemetry.metrics.unknown_pods(life.network.cluster.unknown_pods(&batch).await);
                 let none = life.telemetry.monitor.readers() == 0;
                 let rules = if none { vec![None; batch.len()] } else { life.policy.why(&batch).await };
                 life.telemetry.monitor.packets(batch.into_iter().zip(rules));

@@ -25,6 +25,7 @@ use prometheus_client::{
     registry::{Registry, Unit},
 };
 use wharf_api::{AgentStatus, ClusterFeed, FlowStatus, HealthState, IpFamily, MetricRow, NodeHealth, ProbeOutcome};
+use wharf_common::Direction;
 use wharf_core::{kernel::CounterRow, state::Level};
 use wharf_kit::{controller::Runs, sync::lock};
 
@@ -74,6 +75,11 @@ struct Reason {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Way {
+    direction: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct FeedRow {
     kind: String,
     state: &'static str,
@@ -111,6 +117,7 @@ pub struct Metrics {
     health_trips: Family<ProbeLabel, Real>,
     health_losses: Family<ProbeLabel, Real>,
     health_peers: Family<PeerState, Gauge>,
+    unknown_pods: Family<Way, Counter>,
     /// CNI commands.
     pub commands: Arc<CommandMetrics>,
     /// Refused since start.
@@ -137,6 +144,7 @@ impl Default for Metrics {
             health_trips: Family::default(),
             health_losses: Family::default(),
             health_peers: Family::default(),
+            unknown_pods: Family::default(),
             commands: Arc::default(),
             refused_transitions: AtomicU64::new(0),
             past_counters: Mutex::default(),
@@ -217,6 +225,20 @@ impl Metrics {
         }
     }
 
+    /// Counts packets of containers of other nodes without known labels that policy dropped: in ingress, in egress.
+    pub fn unknown_pods(&self, dropped: [u64; 2]) {
+        for (direction, packets) in [Direction::Ingress, Direction::Egress].into_iter().zip(dropped) {
+            self.unknown_pods.get_or_create(&Way { direction: direction.as_str() }).inc_by(packets);
+        }
+    }
+
+    /// Sum of [`Metrics::unknown_pods`].
+    #[must_use]
+    pub fn unknown_pod_drops(&self) -> u64 {
+        let of = |direction: Direction| self.unknown_pods.get_or_create(&Way { direction: direction.as_str() }).get();
+        of(Direction::Ingress).saturating_add(of(Direction::Egress))
+    }
+
     /// Sets the alarms in force.
     pub fn self_checks_failing(&self, n: u64) {
         self.self_checks_failing.set(number(n));
@@ -276,6 +298,10 @@ impl Metrics {
         to.register_with_unit("health_probe_loss", "Share of the last 60 health probes that was lost", ratio, losses);
         let peers = self.health_peers.clone();
         to.register("health_peers", "Other nodes of the cluster by the state of their probes", peers);
+        // A rate misses the first increase of a new series.
+        self.unknown_pods([0, 0]);
+        let help = "Packets that policy dropped from or to containers of other nodes whose labels are unknown";
+        to.register("unknown_pod_drops", help, self.unknown_pods.clone());
     }
 }
 

@@ -1,5 +1,5 @@
-//! Netlink requests. The container's link is a veth or netkit in the node's namespace whose alias is the attachment's mark and
-//! whose name matches it. A DEL enters no namespace, so a stale `CNI_NETNS` does no harm.
+//! Netlink requests. The container's link is a veth or netkit in the node's namespace whose alias is the attachment's
+//! mark and whose name matches it. A DEL enters no namespace, so a stale `CNI_NETNS` does no harm.
 
 pub(crate) mod sides;
 

@@ -7,13 +7,15 @@ use std::{
     path::PathBuf,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
 use wharf_api::HealthState;
+use wharf_feed::v1;
 
 use crate::{
     attached::Attached,
     echo::EchoServer,
+    feed::{self, Producer},
     node::{Node, NodeConfig},
     process::{Finished, bin, ip, run},
     sandbox::Sandbox,
@@ -98,9 +100,23 @@ impl Container {
     /// # Errors
     /// ADD fails, or the server does not start.
     pub fn start(node: &Node, name: &str) -> Result<Self> {
+        Self::start_with(node, name, json!({}))
+    }
+
+    /// As [`Self::start`], with these addresses.
+    ///
+    /// # Errors
+    /// As [`Self::start`].
+    pub fn start_at(node: &Node, name: &str, addresses: &[&str]) -> Result<Self> {
+        Self::start_with(node, name, json!({"ips": addresses}))
+    }
+
+    /// With more arguments of the plugin.
+    fn start_with(node: &Node, name: &str, mut arguments: Value) -> Result<Self> {
         let sandbox = node.sandbox(name)?;
-        let labels = json!({"cni": {"labels": [{"key": "app", "value": name}]}});
-        let end = node.attach_with(&sandbox, "eth0", &node.netconf().with("args", labels))?;
+        arguments["labels"] = json!([{"key": "app", "value": name}]);
+        let conf = node.netconf().with("args", json!({"cni": arguments}));
+        let end = node.attach_with(&sandbox, "eth0", &conf)?;
         let echo = EchoServer::start(sandbox.space()?)?;
         Ok(Self { sandbox, end, echo })
     }
@@ -202,6 +218,16 @@ impl Nodes {
         fs::rename(&new, &self.file).context("replace the cluster file")
     }
 
+    /// From the next start of the agents on, each follows a producer ([`Feeds`]) in place of the file.
+    pub fn set_feed(&mut self) {
+        let file = format!("--cluster-file={}", self.file.display());
+        for node in &mut self.nodes {
+            let directory = feed_directory(node).display().to_string();
+            node.set_flag(&file, false);
+            node.set_flag(&format!("--cluster-feed={directory}"), true);
+        }
+    }
+
     /// Sets the health endpoint and the probes of other nodes for the next start of the agents.
     pub fn set_health(&mut self, on: bool) {
         for node in &mut self.nodes {
@@ -261,6 +287,54 @@ impl Nodes {
         self.set_health(false);
         self.nodes.iter_mut().try_for_each(Node::start_agent)?;
         self.end()
+    }
+}
+
+fn feed_directory(node: &Node) -> PathBuf {
+    node.dirs().root.join("feed")
+}
+
+/// Kinds of rows of [`Feeds`].
+const KINDS: [&str; 4] = ["node", "namespace", "pod", "policy"];
+
+/// A producer for each node of [`Nodes::set_feed`]. All of them report the same rows.
+#[derive(Debug)]
+pub struct Feeds(Vec<Producer>);
+
+impl Feeds {
+    /// Sends a snapshot of the nodes and these rows, and waits until it is in force.
+    ///
+    /// # Errors
+    /// An agent does not accept the producer or a row.
+    pub fn start(joined: &Nodes, rows: Vec<v1::Change>) -> Result<Self> {
+        let of_node = |n: usize| {
+            let [addresses, cidrs] = [address, pool].map(|of| [of(n, false), of(n, true)]);
+            feed::node(NAMES[n], &addresses.each_ref().map(String::as_str), &cidrs.each_ref().map(String::as_str))
+        };
+        let nodes = (0..joined.nodes.len()).map(of_node);
+        let begins = KINDS.into_iter().map(feed::begin);
+        let completes = KINDS.into_iter().map(feed::complete);
+        let snapshot: Vec<v1::Change> = begins.chain(nodes).chain(rows).chain(completes).collect();
+        let connect = |(node, name): (&Node, &str)| {
+            let socket = feed_directory(node).join(wharf_feed::SOCKET);
+            Producer::opened(&socket, feed::opening("kube", "one", name, &KINDS))
+        };
+        let producers = joined.nodes.iter().zip(NAMES).map(connect).collect::<Result<_>>()?;
+        let mut feeds = Self(producers);
+        feeds.send(&snapshot)?;
+        Ok(feeds)
+    }
+
+    /// Sends changes to every agent, and waits until they are in force.
+    ///
+    /// # Errors
+    /// A row is refused, or a stream ends.
+    pub fn send(&mut self, changes: &[v1::Change]) -> Result<()> {
+        for (producer, name) in self.0.iter_mut().zip(NAMES) {
+            let processed = producer.send(changes.to_vec()).with_context(|| format!("node {name}"))?;
+            ensure!(processed.refused.is_empty(), "node {name}: {:?}", processed.refused);
+        }
+        self.0.iter_mut().try_for_each(Producer::settle)
     }
 }
 

@@ -40,9 +40,18 @@ impl Producer {
     /// # Errors
     /// When no agent listens.
     pub fn connect(socket: &Path) -> Result<Self> {
+        Self::connect_with(socket, None)
+    }
+
+    /// As [`Self::connect`]. The agent sends at most `window` bytes of answers that the caller does not take.
+    ///
+    /// # Errors
+    /// As [`Self::connect`].
+    pub fn connect_with(socket: &Path, window: Option<u32>) -> Result<Self> {
         let mut builder = tokio::runtime::Builder::new_multi_thread();
         let runtime = builder.worker_threads(1).enable_all().build().context("start a tokio runtime")?;
         let endpoint = Endpoint::from_shared(format!("unix://{}", socket.display())).context("the feed's socket")?;
+        let endpoint = endpoint.initial_stream_window_size(window);
         let (messages, queue) = mpsc::channel(QUEUE);
         let answers = runtime.block_on(async {
             let channel = endpoint.connect().await.context("connect to the feed's socket")?;
@@ -124,6 +133,21 @@ impl Producer {
         self.sequence += 1;
         let message = v1::ProducerMessage { sequence: self.sequence, body: Some(body) };
         self.runtime.block_on(self.messages.send(message)).context("the stream has ended")
+    }
+
+    /// As [`Self::say`]; false if the agent does not take the message within a time limit.
+    ///
+    /// # Errors
+    /// As [`Self::say`].
+    pub fn offer(&mut self, body: Sent, patience: Duration) -> Result<bool> {
+        let message = v1::ProducerMessage { sequence: self.sequence + 1, body: Some(body) };
+        let Self { runtime, messages, .. } = self;
+        match runtime.block_on(async { timeout(patience, messages.send(message)).await }) {
+            Ok(sent) => sent.context("the stream has ended")?,
+            Err(_) => return Ok(false),
+        }
+        self.sequence += 1;
+        Ok(true)
     }
 
     /// The next answer; `None` at the end of the stream.
@@ -214,14 +238,32 @@ pub fn node_with_routers(name: &str, addresses: &[&str], pod_cidrs: &[&str], rou
 /// A pod of namespace `shop`; its uid is its name.
 #[must_use]
 pub fn pod(name: &str, node: &str, addresses: &[&str], labels: &[(&str, &str)]) -> v1::Change {
+    pod_with(name, ("shop", name), node, addresses, labels, &[])
+}
+
+/// A pod by its namespace and name, with named TCP ports.
+#[must_use]
+pub fn pod_with(
+    uid: &str,
+    (namespace, name): (&str, &str),
+    node: &str,
+    addresses: &[&str],
+    labels: &[(&str, &str)],
+    ports: &[(&str, u16)],
+) -> v1::Change {
+    let port = |(name, port): &(&str, u16)| v1::NamedPort {
+        name: (*name).to_owned(),
+        protocol: v1::named_port::Protocol::Tcp.into(),
+        port: (*port).into(),
+    };
     put(Row::Pod(v1::Pod {
-        uid: name.to_owned(),
-        namespace: "shop".to_owned(),
+        uid: uid.to_owned(),
+        namespace: namespace.to_owned(),
         name: name.to_owned(),
         node: node.to_owned(),
         addresses: texts(addresses),
         labels: pairs(labels),
-        named_ports: Vec::new(),
+        named_ports: ports.iter().map(port).collect(),
     }))
 }
 

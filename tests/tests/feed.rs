@@ -2,6 +2,8 @@
 
 #[path = "feed/faults.rs"]
 mod faults;
+#[path = "feed/streams.rs"]
+mod streams;
 
 use std::{
     fs,
@@ -397,6 +399,13 @@ fn a_policy_that_another_has_or_that_does_not_fit_is_refused_alone() -> Result<(
     })
 }
 
+/// Packets in ingress, by the metric.
+fn unknown_pod_drops(node: &Node) -> Result<u64> {
+    let text = node.http("GET", "/metrics", None)?.text();
+    let line = text.lines().find_map(|line| line.strip_prefix("wharf_unknown_pod_drops_total{direction=\"ingress\"} "));
+    line.context("no metric")?.parse().context("the metric")
+}
+
 #[test]
 fn a_pod_of_another_node_is_known_by_its_labels_and_its_namespace() -> Result<()> {
     fed(|node, socket| {
@@ -445,7 +454,11 @@ fn a_pod_of_another_node_is_known_by_its_labels_and_its_namespace() -> Result<()
             ensure!(found == expected, "{when}: {found:?}");
             Ok(())
         };
+        ensure!(unknown_pod_drops(node)? == 0, "each pod has a row");
         expect([true, false, false], "by labels; the third address has no pod")?;
+        wait::until("the drops of the third address", || Ok((unknown_pod_drops(node)? > 0).then_some(())))?;
+        let (_, message) = component(node)?;
+        ensure!(message.contains("packets of unknown pods"), "{message}");
         send(vec![pod("one", "b", &["10.88.0.9"], &[db]), pod("two", "b", &["10.88.0.10"], &[web])])?;
         expect([false, true, false], "with the labels swapped")?;
         send(vec![pod("one", "b", &["10.88.0.10"], &[db]), pod("two", "b", &["10.88.0.9", "10.88.0.11"], &[web])])?;

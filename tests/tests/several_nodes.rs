@@ -1,9 +1,10 @@
-//! Five nodes whose list changes, a partition of two nodes, and a node that joins a cluster while its containers talk.
+//! Five nodes whose list changes, partitions of two nodes, and a node that joins a cluster while its containers talk.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    io::ErrorKind,
+    net::{IpAddr, SocketAddr, TcpStream, UdpSocket},
     time::{Duration, Instant},
 };
 
@@ -248,7 +249,66 @@ fn await_health(node: &Node, name: &str, silent: Option<&str>, check: impl Fn() 
     })
 }
 
-fn partition(joined: &mut Nodes) -> Result<()> {
+/// How the connection between the nodes ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cut {
+    /// Node b loses its carrier.
+    Link,
+    /// Node b has its carrier, and no packet passes. The neighbour entries of both nodes fail: after 10 s and more with
+    /// the default settings of the kernel.
+    Switch,
+}
+
+/// Lets an entry of an unreachable neighbour fail within about 2 s.
+fn hasten_neighbours(node: &Node) -> Result<()> {
+    let settings = [
+        ("base_reachable_time_ms", 500),
+        ("delay_first_probe_time", 1),
+        ("retrans_time_ms", 200),
+        ("ucast_solicit", 3),
+    ];
+    for (family, (name, value)) in ["ipv4", "ipv6"].into_iter().flat_map(|family| settings.map(|one| (family, one))) {
+        let setting = format!("/proc/sys/net/{family}/neigh/up0/{name}");
+        node.space().run(|| fs::write(&setting, value.to_string()))?.with_context(|| setting.clone())?;
+    }
+    Ok(())
+}
+
+/// True for an entry without a link-layer address, whose resolution fails or is tried again.
+fn is_unreachable(node: &Node, neighbour: &str) -> Result<bool> {
+    let entries = ip(node.space(), &format!("neigh show {neighbour} dev up0"))?;
+    Ok(entries.contains("FAILED") || entries.contains("INCOMPLETE"))
+}
+
+/// Waits until all neighbour entries between the nodes have failed. Then new connections fail.
+fn await_failed_neighbours(nodes: [&Node; 2], near: &Space, far: &Container) -> Result<()> {
+    wait::until("the neighbour entries to fail", || {
+        let failed = [false, true].map(|v6| {
+            let of = |n: usize| is_unreachable(nodes[1 - n], &address(n, v6));
+            anyhow::Ok(of(0)? && of(1)?)
+        });
+        let [v4, v6] = failed;
+        Ok((v4? && v6?).then_some(()))
+    })?;
+    for address in far.end.both()? {
+        let to = far.echo.tcp_at(address);
+        let error = near.run(|| TcpStream::connect_timeout(&to, wait::PATIENCE))?.err();
+        let error = error.with_context(|| format!("a connection to {to}"))?;
+        ensure!(error.kind() == ErrorKind::HostUnreachable, "{to}: {error}");
+    }
+    Ok(())
+}
+
+/// A datagram and its echo. An error of an earlier one is reported at the next call.
+fn exchange(socket: &UdpSocket, text: &str) -> Result<()> {
+    let mut buffer = [0; 64];
+    wait::until(&format!("the echo of a datagram {text} the outage"), || {
+        let received = socket.send(text.as_bytes()).and_then(|_| socket.recv(&mut buffer));
+        Ok(received.ok().filter(|n| buffer.get(..*n) == Some(text.as_bytes())).map(drop))
+    })
+}
+
+fn partition(joined: &mut Nodes, cut: Cut) -> Result<()> {
     let [a, b] = [&joined.nodes[0], &joined.nodes[1]];
     await_routes(a, to(1))?;
     await_routes(b, to(0))?;
@@ -268,24 +328,32 @@ fn partition(joined: &mut Nodes) -> Result<()> {
     }
     flows.iter().try_for_each(|flow| flow.await_more(50))?;
 
+    let datagrams = two.end.both()?.map(|address| echo::udp_client(one.space()?, two.echo.udp_at(address)));
+    let datagrams = datagrams.into_iter().collect::<Result<Vec<_>>>()?;
+    datagrams.iter().try_for_each(|socket| exchange(socket, "before"))?;
     let before = [rows(a)?, rows(b)?];
     let is_unchanged = || -> Result<()> {
         let now = [rows(a)?, rows(b)?];
         ensure!(now == before, "{before:#?} became {now:#?}");
         Ok(())
     };
-    ip(joined.switch()?, &format!("link set {} down", port(1)))?;
+    let change = |cut: &str| ip(joined.switch()?, &format!("link set {} {cut}", port(1)));
+    change(if cut == Cut::Link { "down" } else { "nomaster" })?;
     let since = Instant::now();
     let mut missed = Vec::new();
     for (node, other, address) in &others {
         missed.push(await_health(node, other, Some(address.as_str()), is_unchanged)?);
     }
+    if cut == Cut::Switch {
+        await_failed_neighbours([a, b], one.space()?, &two)?;
+    }
     wait::until("the end of the outage", || {
         is_unchanged()?;
         Ok((since.elapsed() >= OUTAGE).then_some(()))
     })?;
-    ip(joined.switch()?, &format!("link set {} up", port(1)))?;
+    change(if cut == Cut::Link { "up" } else { "master br0" })?;
     flows.iter().try_for_each(|flow| flow.await_more(50)).context("after the outage")?;
+    datagrams.iter().try_for_each(|socket| exchange(socket, "after"))?;
     for ((node, other, _), missed) in others.iter().zip(&missed) {
         let row = await_health(node, other, None, is_unchanged)?;
         ensure!(row.since_unix_ms > missed.since_unix_ms, "{row:?} after {missed:?}");
@@ -310,7 +378,16 @@ fn a_connection_outlives_a_partition_and_nothing_is_removed_meanwhile() -> Resul
     let mut joined = Nodes::join(2, "auto")?;
     joined.set_health(true);
     joined.nodes.iter_mut().try_for_each(Node::start_agent)?;
-    joined.run(partition)?.end_without_health()
+    joined.run(|joined| partition(joined, Cut::Link))?.end_without_health()
+}
+
+#[test]
+fn a_connection_outlives_a_partition_in_which_neighbours_fail() -> Result<()> {
+    let mut joined = Nodes::join(2, "auto")?;
+    joined.set_health(true);
+    joined.nodes.iter().try_for_each(hasten_neighbours)?;
+    joined.nodes.iter_mut().try_for_each(Node::start_agent)?;
+    joined.run(|joined| partition(joined, Cut::Switch))?.end_without_health()
 }
 
 fn join_while_containers_talk(joined: &mut Nodes, file: &str) -> Result<()> {

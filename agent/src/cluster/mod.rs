@@ -7,6 +7,7 @@ pub mod feed;
 mod paths;
 pub mod pools;
 mod refusals;
+mod unknown;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -32,7 +33,7 @@ use wharf_core::{
 };
 use wharf_kit::{kept, sync::lock};
 
-use self::{feed::ClusterFeed, pools::OwnPools, refusals::RefusalsFile};
+use self::{feed::ClusterFeed, pools::OwnPools, refusals::RefusalsFile, unknown::Networks};
 use crate::config::AgentConfig;
 
 /// Name of the controller.
@@ -96,6 +97,8 @@ pub struct Cluster {
     in_force: watch::Sender<Arc<InForce>>,
     /// Held for look-ups only.
     applied: Mutex<Applied>,
+    /// Held for look-ups only.
+    networks: Mutex<Networks>,
 }
 
 #[derive(Default)]
@@ -187,6 +190,7 @@ impl Cluster {
             looks: tokio::sync::Mutex::default(),
             in_force: watch::Sender::new(Arc::new(before)),
             applied: Mutex::default(),
+            networks: Mutex::default(),
         }
     }
 

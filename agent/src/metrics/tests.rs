@@ -198,6 +198,23 @@ fn the_cluster_feed_has_metrics_with_its_setting_alone() {
 }
 
 #[test]
+fn drops_of_unknown_pods_are_there_before_the_first() {
+    let metrics = Metrics::default();
+    let encoded = |metrics: &Metrics| metrics.encode(Format::Prometheus, &status(), &[], &BTreeMap::new(), 0, None);
+    let line = |direction: &str, n: u64| format!("wharf_unknown_pod_drops_total{{direction=\"{direction}\"}} {n}");
+    let has = |text: &str, line: &str| assert!(text.lines().any(|l| l == line), "{line} in {text}");
+    let text = encoded(&metrics);
+    has(&text, &line("ingress", 0));
+    has(&text, &line("egress", 0));
+    metrics.unknown_pods([2, 0]);
+    metrics.unknown_pods([1, 4]);
+    let text = encoded(&metrics);
+    has(&text, &line("ingress", 3));
+    has(&text, &line("egress", 4));
+    assert_eq!(metrics.unknown_pod_drops(), 7);
+}
+
+#[test]
 fn findings_are_unknown_before_the_first_audit() {
     let status = AgentStatus { audit_findings: None, ..status() };
     let text = Metrics::default().encode(Format::Prometheus, &status, &[], &BTreeMap::new(), 0, None);

@@ -31,7 +31,13 @@ pub(super) fn source() -> Source {
                 let differs = || {
                     row.and_then(|row| other_addresses(row, &health.collect::<Vec<_>>(), &node.life.network.routers()))
                 };
-                look(Some(component(&in_force, feed.as_ref(), overlay, differs())))
+                let mut component = component(&in_force, feed.as_ref(), overlay, differs());
+                // Without a feed, no labels are known.
+                let unknown = if feed.is_some() { node.life.telemetry.metrics.unknown_pod_drops() } else { 0 };
+                if unknown > 0 {
+                    component.message.push_str(&format!("; policy dropped {unknown} packets of unknown pods"));
+                }
+                look(Some(component))
             })
         },
         silent: |_| (Health::Degraded, "waits for the list of nodes".into()),

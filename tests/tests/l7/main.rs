@@ -7,6 +7,7 @@ mod kinds;
 mod load;
 mod many;
 mod moved;
+mod nodes;
 mod outside;
 #[path = "../policy/pods.rs"]
 #[allow(dead_code, reason = "shared with the tests of policy")]

@@ -4,10 +4,7 @@ use std::{
     convert::Infallible,
     io,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, Mutex},
     task::{Context, Poll},
     time::Duration,
 };
@@ -26,7 +23,7 @@ use wharf_feed::v1::{
     self,
     cluster_feed_server::{ClusterFeed as Interface, ClusterFeedServer},
 };
-use wharf_kit::socket::Socket;
+use wharf_kit::{socket::Socket, sync::lock};
 
 use super::{ClusterFeed, session::Session};
 
@@ -113,17 +110,27 @@ impl Interface for Service {
     }
 }
 
-/// Whether the connection has an accepted stream.
+/// The accepted stream of the connection.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Place(Arc<AtomicBool>);
+pub(super) struct Place(Arc<Mutex<Option<CancellationToken>>>);
 
 impl Place {
-    pub(super) fn has_opened(&self, has: bool) {
-        self.0.store(has, Ordering::Relaxed);
+    /// `replaced`: cancelled when another stream replaces this one.
+    pub(super) fn opened(&self, replaced: CancellationToken) {
+        *lock(&self.0) = Some(replaced);
+    }
+
+    pub(super) fn ended(&self) {
+        *lock(&self.0) = None;
+    }
+
+    /// A replaced stream whose answers are not read does not end.
+    fn has_stream(&self) -> bool {
+        lock(&self.0).as_ref().is_some_and(|replaced| !replaced.is_cancelled())
     }
 }
 
-/// Ends after [`PATIENCE`] without a stream.
+/// Ends after [`PATIENCE`] without a stream, at the next look: pings of the connection cause one.
 struct Connection {
     stream: UnixStream,
     place: Place,
@@ -151,7 +158,7 @@ impl AsyncRead for Connection {
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
-        if self.place.0.load(Ordering::Relaxed) {
+        if self.place.has_stream() {
             self.end = None;
         } else {
             let end = self.end.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(Instant::now() + PATIENCE)));
@@ -174,5 +181,29 @@ impl AsyncWrite for Connection {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt as _;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_whose_stream_is_replaced_ends_although_the_stream_does_not() {
+        let (stream, _other) = UnixStream::pair().expect("a pair of sockets");
+        let permit = Arc::new(Semaphore::new(1)).try_acquire_owned().expect("a place");
+        let (mut connection, replaced) = (Connection::new(stream, permit), CancellationToken::new());
+        let place = connection.connect_info();
+        place.opened(replaced.clone());
+        let long = 3 * PATIENCE;
+        let mut buffer = [0; 8];
+        assert!(tokio::time::timeout(long, connection.read(&mut buffer)).await.is_err(), "an accepted stream");
+        replaced.cancel();
+        let began = Instant::now();
+        let ended = tokio::time::timeout(long, connection.read(&mut buffer)).await.expect("it ends");
+        assert_eq!(ended.expect_err("nothing was sent").kind(), io::ErrorKind::TimedOut);
+        assert!(began.elapsed() >= PATIENCE, "after {:?}", began.elapsed());
     }
 }

@@ -50,7 +50,7 @@ enum Stage {
 impl Drop for Session {
     fn drop(&mut self) {
         if let Some(place) = &self.place {
-            place.has_opened(false);
+            place.ended();
         }
     }
 }
@@ -157,7 +157,7 @@ impl Session {
         match self.open(opening).await? {
             Ok(open) => {
                 if let Some(place) = &self.place {
-                    place.has_opened(true);
+                    place.opened(open.replaced.clone());
                 }
                 self.stage = Stage::Open(open);
                 let version = env!("CARGO_PKG_VERSION").to_owned();
