@@ -115,6 +115,9 @@ const RECORDS: usize = 4_096;
 /// Over a minute of a busy node.
 const EXPORTS: usize = 1_024;
 
+/// Batches of packets that policy dropped.
+const DROPPED: usize = 16;
+
 /// Requests and operations at a stop.
 const GRACE: Duration = Duration::from_secs(15);
 /// Last write of the cluster feed's rows.
@@ -564,6 +567,8 @@ async fn write_timeline(life: Arc<Lifecycle>) -> Result<(), StoreError> {
 }
 
 async fn read_events(life: Arc<Lifecycle>, mut events: wharf_datapath::EventReader) {
+    let (sender, dropped) = mpsc::channel(DROPPED);
+    life.tasks.operations.spawn(count_unknown_pods(Arc::clone(&life), dropped));
     loop {
         let result = tokio::select! {
             () = life.tasks.stop.cancelled() => return,
@@ -571,7 +576,11 @@ async fn read_events(life: Arc<Lifecycle>, mut events: wharf_datapath::EventRead
         };
         match result {
             Ok(batch) => {
-                life.telemetry.metrics.unknown_pods(life.network.cluster.unknown_pods(&batch).await);
+                let dropped = cluster::unknown::dropped(&batch);
+                if !dropped.is_empty() {
+                    // What does not fit is not counted: the count must not delay events.
+                    sender.try_send(dropped).ok();
+                }
                 let none = life.telemetry.monitor.readers() == 0;
                 let rules = if none { vec![None; batch.len()] } else { life.policy.why(&batch).await };
                 life.telemetry.monitor.packets(batch.into_iter().zip(rules));
@@ -582,6 +591,13 @@ async fn read_events(life: Arc<Lifecycle>, mut events: wharf_datapath::EventRead
                 return;
             }
         }
+    }
+}
+
+/// Until the reader of events ends.
+async fn count_unknown_pods(life: Arc<Lifecycle>, mut dropped: mpsc::Receiver<Vec<cluster::unknown::Dropped>>) {
+    while let Some(dropped) = dropped.recv().await {
+        life.telemetry.metrics.unknown_pods(life.network.cluster.unknown_pods(&dropped).await);
     }
 }
 

@@ -10,7 +10,6 @@ use std::{
 };
 
 use anyhow::Context as _;
-use ipnet::IpNet;
 use wharf_api::LogStatus;
 use wharf_core::{
     endpoint::{EndpointRecord, IpOwner, LinkOwner, host_ifname, parse_host_ifname},
@@ -19,7 +18,7 @@ use wharf_core::{
     kernel::{KernelDump, LinkRef},
     plan::DeleteOptions,
     state::{Event, Fsm},
-    store::{Change, Intent, LeaseOwner, OutOfService, RestoreFailure, Snapshot},
+    store::{Change, Intent, OutOfService, RestoreFailure, Snapshot},
 };
 
 use wharf_kit::{clock, sync::lock};
@@ -70,9 +69,11 @@ pub fn with_fitting_pools(
             if let Some(masquerade) = &mut config.masquerade {
                 // Containers of former pools reach other networks like others, and nobody sends in their name.
                 let pools = ipam.cidrs();
-                let leased = snapshot.leases.iter().filter(|l| l.owner != LeaseOwner::Node).map(|l| l.ip);
-                let outside = leased.filter(|ip| !pools.iter().any(|pool| pool.contains(ip)));
-                masquerade.pools.extend(outside.map(IpNet::from));
+                let own = snapshot.endpoints.iter().filter(|r| r.ip_owner != IpOwner::External);
+                let outside = |ip: &IpAddr| !pools.iter().any(|pool| pool.contains(ip));
+                let lives = |r: &&EndpointRecord| dump.links.iter().any(|l| l.name == r.host_ifname.as_str());
+                let moved = own.filter(|r| r.addresses().any(|ip| outside(&ip))).filter(lives);
+                masquerade.former = moved.flat_map(EndpointRecord::addresses).filter(outside).collect();
             }
             return Ok((config, ipam));
         };

@@ -248,7 +248,12 @@ fn shared_pins_that_somebody_removed_are_named_and_come_back_without_an_operator
     scenario(NodeConfig::default(), |node| {
         let sandbox = node.sandbox("a")?;
         let attached = node.attach(&sandbox)?;
-        fs::remove_dir_all(node.dirs().bpffs.join("wharf"))?;
+        let tree = node.dirs().bpffs.join("wharf");
+        wait::until("the pins to go", || match fs::remove_dir_all(&tree) {
+            // Meanwhile the agent pinned programs ahead of need.
+            Err(e) if e.kind() == std::io::ErrorKind::DirectoryNotEmpty => Ok(None),
+            removed => removed.map(Some).context("remove the pins"),
+        })?;
         let pin = node.dirs().endpoint_pins().with_file_name("shared").join("ENDPOINTS");
         let audit = node.wharf(&["audit"])?;
         // Unless the agent was faster.

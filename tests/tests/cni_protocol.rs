@@ -234,6 +234,19 @@ const TAMPERINGS: &[Tampering] = &[
         |n, _, e| on_node(n, e, &format!("-6 route del {}/128 dev LINK", e.v6()?)),
         &["route"],
     ),
+    (
+        "node's IPv4 route without its source",
+        |n, _, e| on_node(n, e, &format!("-4 route replace {}/32 dev LINK proto 87 scope link", e.v4()?)),
+        &["route", "source"],
+    ),
+    (
+        "node's IPv6 route without its source",
+        |n, _, e| {
+            on_node(n, e, &format!("-6 route del {}/128 dev LINK", e.v6()?))?;
+            on_node(n, e, &format!("-6 route add {}/128 dev LINK proto 87", e.v6()?))
+        },
+        &["route", "source"],
+    ),
     ("program on the way out detached", |n, _, e| take_off(n, e, "ingress"), &["program"]),
     ("program on the way in detached", |n, _, e| take_off(n, e, "egress"), &["program"]),
     ("map unpinned", |n, _, e| unpin(n, e, "CONFIG"), &["map", "pin"]),

@@ -50,7 +50,7 @@ fn containers_reach_each_other_over_netkit_or_the_agent_refuses_the_kernel() -> 
     if !kernel_has_it {
         let finished = node.run_agent_to_end(&NETKIT)?;
         let text = format!("{}{}", finished.stdout, finished.stderr);
-        let says = ["netkit", "Linux 6.7", "--device-mode veth"].iter().all(|words| text.contains(words));
+        let says = ["netkit", "Linux 6.10", "--device-mode veth"].iter().all(|words| text.contains(words));
         ensure!(finished.code() > 0 && says, "{}", finished.describe());
         ensure!(node.space().links()? == ["lo"], "{:?}", node.space().links()?);
         return Ok(());

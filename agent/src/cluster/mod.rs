@@ -7,7 +7,7 @@ pub mod feed;
 mod paths;
 pub mod pools;
 mod refusals;
-mod unknown;
+pub mod unknown;
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,14 +1,14 @@
 //! Counts packets that policy drops because the labels of the other node's container are unknown.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     net::{IpAddr, Ipv6Addr},
     sync::Arc,
 };
 
 use ipnet::IpNet;
 use wharf_cluster::routes;
-use wharf_common::{Direction, DropReason, Event, EventKind};
+use wharf_common::{Direction, DropReason, Event, EventKind, PeerRow};
 use wharf_core::identity::Identity;
 use wharf_kit::sync::lock;
 
@@ -35,8 +35,15 @@ impl Networks {
     }
 }
 
-/// The end that is not the endpoint of the hook, if policy dropped the packet.
-fn peer(event: &Event) -> Option<(Direction, IpAddr)> {
+/// Direction and other end of a packet that policy dropped.
+pub type Dropped = (Direction, IpAddr);
+
+/// Of these events.
+pub fn dropped(events: &[Event]) -> Vec<Dropped> {
+    events.iter().filter_map(peer).collect()
+}
+
+fn peer(event: &Event) -> Option<Dropped> {
     let by_policy = [DropReason::PolicyDenied, DropReason::PeerPolicyDenied].map(|reason| reason as u32);
     if event.kind != EventKind::Drop as u32 || !by_policy.contains(&event.reason) {
         return None;
@@ -50,32 +57,28 @@ fn peer(event: &Event) -> Option<(Direction, IpAddr)> {
 }
 
 impl Cluster {
-    /// Packets of these events, in ingress and in egress, that policy dropped and whose other end the kernel has as
-    /// `unknown-pod`. A row that arrived after the drop counts.
-    pub async fn unknown_pods(&self, events: &[Event]) -> [u64; 2] {
+    /// Packets whose other end the kernel has as `unknown-pod` now: in ingress, in egress.
+    pub async fn unknown_pods(&self, dropped: &[Dropped]) -> [u64; 2] {
         let mut counts = [0; 2];
-        let peers: Vec<(Direction, IpAddr)> = events.iter().filter_map(peer).collect();
-        if peers.is_empty() {
-            return counts;
-        }
         let candidates: BTreeSet<IpAddr> = {
             let mut networks = lock(&self.networks);
             networks.follow(self.in_force());
-            peers.iter().map(|(_, ip)| *ip).filter(|ip| networks.contain(*ip)).collect()
+            dropped.iter().map(|(_, ip)| *ip).filter(|ip| networks.contain(*ip)).collect()
         };
-        let mut unknown = BTreeMap::new();
-        for ip in candidates {
-            let row = self.kernel.observe_peer(ip).await.ok().flatten();
-            unknown.insert(ip, row.is_some_and(|row| row.identity == Identity::UNKNOWN_POD.0));
+        if candidates.is_empty() {
+            return counts;
         }
-        for (direction, ip) in peers {
-            if unknown.get(&ip) == Some(&true) {
-                let [ingress, egress] = &mut counts;
-                *match direction {
-                    Direction::Ingress => ingress,
-                    Direction::Egress => egress,
-                } += 1;
-            }
+        let candidates = Vec::from_iter(candidates);
+        let rows = self.kernel.observe_peer_rows(&candidates).await.unwrap_or_default();
+        let is_unknown = |row: &Option<PeerRow>| row.is_some_and(|row| row.identity == Identity::UNKNOWN_POD.0);
+        let unknown: BTreeSet<IpAddr> =
+            candidates.into_iter().zip(rows).filter(|(_, row)| is_unknown(row)).map(|(ip, _)| ip).collect();
+        for (direction, _) in dropped.iter().filter(|(_, ip)| unknown.contains(ip)) {
+            let [ingress, egress] = &mut counts;
+            *match direction {
+                Direction::Ingress => ingress,
+                Direction::Egress => egress,
+            } += 1;
         }
         counts
     }
@@ -85,7 +88,6 @@ impl Cluster {
 mod tests {
     use clap::Parser as _;
     use wharf_cluster::{file, routes::Destination};
-    use wharf_common::PeerRow;
     use wharf_core::{
         kernel::{NextHop, PolicyKernel as _},
         policy::{Mode, RowChange},
@@ -99,7 +101,7 @@ mod tests {
         text.parse().expect("address")
     }
 
-    fn dropped(direction: Direction, source: &str, destination: &str) -> Event {
+    fn drop_of(direction: Direction, source: &str, destination: &str) -> Event {
         let bytes = |text: &str| match ip(text) {
             IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
             IpAddr::V6(ip) => ip.octets(),
@@ -132,25 +134,25 @@ mod tests {
         let cluster = Cluster::new(&AgentConfig::load(flags).expect("loads"), kernel);
         use Direction::{Egress, Ingress};
         let all = [
-            dropped(Ingress, "10.2.0.5", "10.1.0.5"),
-            dropped(Ingress, "10.2.0.1", "10.1.0.5"),
-            dropped(Ingress, "10.2.0.9", "10.1.0.5"),
-            dropped(Egress, "10.1.0.5", "10.2.0.5"),
-            dropped(Egress, "10.1.0.5", "10.2.0.6"),
-            dropped(Egress, "fd00:1::5", "fd00:2::5"),
+            drop_of(Ingress, "10.2.0.5", "10.1.0.5"),
+            drop_of(Ingress, "10.2.0.1", "10.1.0.5"),
+            drop_of(Ingress, "10.2.0.9", "10.1.0.5"),
+            drop_of(Egress, "10.1.0.5", "10.2.0.5"),
+            drop_of(Egress, "10.1.0.5", "10.2.0.6"),
+            drop_of(Egress, "fd00:1::5", "fd00:2::5"),
             // To an endpoint of this node, and to the outside.
-            dropped(Egress, "10.2.0.5", "10.1.0.5"),
-            dropped(Egress, "10.1.0.5", "203.0.113.9"),
+            drop_of(Egress, "10.2.0.5", "10.1.0.5"),
+            drop_of(Egress, "10.1.0.5", "203.0.113.9"),
         ];
-        assert_eq!(cluster.unknown_pods(&all).await, [0, 0], "without other nodes");
+        assert_eq!(cluster.unknown_pods(&super::dropped(&all)).await, [0, 0], "without other nodes");
         let via = || Ok(NextHop::Direct(ip("192.0.2.2")));
         let to = |cidr: &str| Destination { node: "b".into(), cidr: cidr.parse().expect("CIDR"), via: via() };
         let nodes = file::parse("[[node]]\nname = \"a\"\naddresses = [\"192.0.2.1\"]\n").expect("nodes");
         let destinations = vec![to("10.2.0.0/16"), to("fd00:2::/64")];
         cluster.in_force.send_replace(Arc::new(InForce { nodes, destinations, ..InForce::default() }));
-        assert_eq!(cluster.unknown_pods(&all).await, [1, 3]);
+        assert_eq!(cluster.unknown_pods(&super::dropped(&all)).await, [1, 3]);
         let other = |change: fn(&mut Event)| {
-            let mut event = dropped(Ingress, "10.2.0.5", "10.1.0.5");
+            let mut event = drop_of(Ingress, "10.2.0.5", "10.1.0.5");
             change(&mut event);
             event
         };
@@ -159,6 +161,6 @@ mod tests {
             other(|event| event.reason = DropReason::InvalidSourceIp as u32),
             other(|event| event.direction = 7),
         ];
-        assert_eq!(cluster.unknown_pods(&others).await, [0, 0], "no drops by policy");
+        assert_eq!(cluster.unknown_pods(&super::dropped(&others)).await, [0, 0], "no drops by policy");
     }
 }

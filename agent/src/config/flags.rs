@@ -83,7 +83,7 @@ pub struct Flags {
     /// How programs are attached: auto (clsact: attaches and detaches without waiting), tcx or clsact [default: auto]
     #[arg(long, env = "WHARF_ATTACH_MODE", value_name = "MODE")]
     pub attach_mode: Option<AttachChoice>,
-    /// Kind of the links of new containers: veth, netkit (Linux 6.7) or auto (veth) [default: auto]
+    /// Kind of the links of new containers: veth, netkit (Linux 6.10) or auto (veth) [default: auto]
     #[arg(long, env = "WHARF_DEVICE_MODE", value_name = "MODE")]
     pub device_mode: Option<DeviceChoice>,
     /// Path of packets between two containers of the node: direct, or through the node's stack and its firewall

@@ -116,6 +116,7 @@ pub(super) fn merge(flags: Flags, file: File, ipv6_off: Option<&'static str>) ->
                 source4: source(&sources, |ip| if let IpAddr::V4(ip) = ip { Some(ip) } else { None })?,
                 source6: source(&sources, |ip| if let IpAddr::V6(ip) = ip { Some(ip) } else { None })?,
                 services: !service_cidr.is_empty(),
+                former: Vec::new(),
                 overlay: None,
             })
         }

@@ -152,12 +152,13 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// After a restart, a look costs a quarter of what the steps cost that it saves. An error counts as a difference.
+    /// Cheaper than the steps that it saves. An error counts as a difference.
     async fn is_as_recorded(&mut self, record: &EndpointRecord) -> bool {
-        if record.ip_owner == IpOwner::External {
-            // The source of its routes is the router's current address, which a look does not compare.
+        // A look does not compare the source of routes of another IPAM's endpoints: the router's current address.
+        if record.ip_owner == IpOwner::External || self.cancel.is_cancelled() {
             return false;
         }
+        self.shared.update(|v| v.begin_step("observe"));
         let (asked, since) = (record.clone(), Instant::now());
         let bound = Duration::from_millis(CreateStep::EnsureConnected.deadline_ms());
         let look = |k: Arc<dyn Kernel>| async move { k.observe_endpoint(&asked).await };

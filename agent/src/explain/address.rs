@@ -28,7 +28,8 @@ pub(super) async fn explain(node: &Arc<Node>, ip: IpAddr) -> Explanation {
     let (mut answer, is_elsewhere) = by_rows(config, network, endpoints, &rows);
     if is_elsewhere {
         let kernel = Arc::clone(kernel);
-        let row = look(node, Purpose::Explanation, async move { kernel.observe_peer(ip).await }).await;
+        let row = look(node, Purpose::Explanation, async move { kernel.observe_peer_rows(&[ip]).await }).await;
+        let row = row.map(|rows| rows.into_iter().next().flatten());
         answer.facts.push(fact("identity", identity(row)));
     }
     answer

@@ -62,7 +62,7 @@ pub struct AuditView<'a> {
 /// A repair; identifies its object unambiguously: late, it does no harm.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Repair {
-    /// Remove a veth pair. Its name has only the epoch's low half.
+    /// Remove a link. Its name has only the epoch's low half.
     RemoveLink(LinkRef),
     /// Remove all pins of an id.
     RemovePins(EndpointId),

@@ -104,6 +104,9 @@ pub struct Masquerade {
     /// Packets without a policy decision reach no other network.
     #[serde(default)]
     pub services: bool,
+    /// Sources of no pool.
+    #[serde(skip)]
+    pub former: Vec<IpAddr>,
     /// `None` without an overlay.
     #[serde(skip)]
     pub overlay: Option<OverlayPort>,
@@ -128,7 +131,7 @@ impl Masquerade {
     /// Merged.
     #[must_use]
     pub fn sources(&self) -> Vec<Span> {
-        merge(self.pools.iter().copied())
+        merge(self.pools.iter().copied().chain(self.former.iter().copied().map(IpNet::from)))
     }
 
     /// Merged destinations without masquerading.

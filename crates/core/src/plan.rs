@@ -20,7 +20,7 @@ pub enum CreateStep {
     Lease,
     /// Load and pin programs and maps, or take a prepared set.
     EnsurePrograms,
-    /// Create the veth pair, or verify another plugin's link.
+    /// Create the link, or verify another plugin's link.
     EnsureLink,
     /// Write the configuration row.
     EnsureConfig,
@@ -100,7 +100,7 @@ pub enum UndoStep {
     Detach,
     /// Await the proxy's completions, bounded.
     AwaitProxy,
-    /// Remove the veth pair; restore another plugin's link.
+    /// Remove the link; restore another plugin's link.
     RemoveLink,
     /// Unpin programs, maps and links.
     RemovePrograms,
@@ -202,7 +202,7 @@ pub enum DeleteStep {
     ReleaseIdentity,
     /// Unpin programs, maps and links.
     Unpin,
-    /// Remove routes and veth pair from look-ups; then answer. Another plugin's link keeps the sink until that plugin's
+    /// Remove routes and link from look-ups; then answer. Another plugin's link keeps the sink until that plugin's
     /// DEL: no packet may pass meanwhile.
     RemoveLink,
     /// Await the release of the link: 15 ms and more.

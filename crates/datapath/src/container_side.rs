@@ -1,4 +1,4 @@
-//! Deletion of a veth pair by the container's side, when the node does not see the host side's namespace.
+//! Deletion of a pair by the container's side, when the node does not see the host side's namespace.
 
 use std::{
     fs::File,

@@ -95,11 +95,15 @@ pub(crate) fn probe(wanted: Option<AttachMode>, device_mode: DeviceMode) -> Resu
         // See docs/attach-modes.md: tcx waits longer.
         None => AttachMode::Clsact,
     };
-    let netkit = netns::has_netkit();
-    if device_mode == DeviceMode::Netkit && !netkit {
-        let cause = "the kernel has no netkit (Linux 6.7, CONFIG_NETKIT); use --device-mode veth";
-        return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
-    }
+    let netkit = match netns::has_netkit() {
+        Err(why) if device_mode == DeviceMode::Netkit => return Err(why.clone()),
+        Ok(false) if device_mode == DeviceMode::Netkit => {
+            let cause = "the kernel makes no netkit links with MAC addresses (Linux 6.10, CONFIG_NETKIT); use --device-mode veth";
+            return Err(fail(operation, release, KernelErrorKind::Unsupported, cause));
+        }
+        Ok(found) => found,
+        Err(_) => false,
+    };
     for (program, helper, purpose) in NEEDED {
         if !is_helper_supported(program, helper).map_err(|e| wrap(operation, purpose, &e))? {
             let cause = format!("the kernel has no {purpose}");

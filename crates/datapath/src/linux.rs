@@ -597,8 +597,9 @@ impl PolicyKernel for LinuxKernel {
         .await
     }
 
-    async fn observe_peer(&self, ip: IpAddr) -> Result<Option<PeerRow>> {
-        self.blocking("observe policy", move |k| k.bpf.observe_peer(ip)).await
+    async fn observe_peer_rows(&self, ips: &[IpAddr]) -> Result<Vec<Option<PeerRow>>> {
+        let ips = ips.to_vec();
+        self.blocking("observe policy", move |k| k.bpf.observe_peer_rows(&ips)).await
     }
 
     async fn observe_policy(&self) -> Result<PolicyRows> {

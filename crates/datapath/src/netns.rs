@@ -19,7 +19,7 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
-    sched::{CloneFlags, setns},
+    sched::{CloneFlags, setns, unshare},
     sys::{stat::Mode, statfs::fstatfs},
 };
 use wharf_core::{
@@ -29,7 +29,7 @@ use wharf_core::{
 
 use crate::{
     error::{fail, wrap},
-    netlink::Connection,
+    netlink::{self, Connection},
 };
 
 /// `NSFS_MAGIC` of `linux/magic.h`.
@@ -256,25 +256,24 @@ pub(crate) fn observe(thread: &NetnsThread, path: &Path) -> Result<NetnsRef> {
     Ok(NetnsRef { path: path.to_owned(), dev: netns.dev, inode: netns.inode, cookie })
 }
 
-/// Found out once.
-pub(crate) fn has_netkit() -> bool {
-    static FOUND: LazyLock<bool> = LazyLock::new(probe_netkit);
-    *FOUND
+/// Whether the kernel makes endpoints' netkit links. Found out once; the error is a failure to find out.
+pub(crate) fn has_netkit() -> std::result::Result<bool, &'static KernelError> {
+    static FOUND: LazyLock<Result<bool>> = LazyLock::new(probe_netkit);
+    FOUND.as_ref().copied()
 }
 
 /// In a temporary namespace, which ends with its thread.
-fn probe_netkit() -> bool {
-    use nix::sched::unshare;
-    use rtnetlink::{
-        LinkMessageBuilder, LinkUnspec,
-        packet_core::{NLM_F_CREATE, NLM_F_EXCL},
-        packet_route::{RouteNetlinkMessage, link::InfoKind},
+fn probe_netkit() -> Result<bool> {
+    let (operation, subject) = ("probe netkit", "a temporary network namespace");
+    let attempt = move || {
+        unshare(CloneFlags::CLONE_NEWNET).map_err(|e| wrap(operation, subject, &io::Error::from(e)))?;
+        match Connection::open()?.batch(vec![netlink::link::netkit_probe()])?.pop() {
+            // Of an unknown kind. Before Linux 6.10, netkit refuses MAC addresses.
+            Some(Err(refusal)) if refusal.is(libc::EOPNOTSUPP) => Ok(false),
+            Some(Err(refusal)) => Err(refusal.into_error(operation, subject)),
+            _ => Ok(true),
+        }
     };
-    let attempt = || -> Option<bool> {
-        unshare(CloneFlags::CLONE_NEWNET).ok()?;
-        let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(InfoKind::Netkit).name("probe0").build();
-        let answer = Connection::open().ok()?.one(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL);
-        Some(matches!(answer, Ok(Ok(_))))
-    };
-    thread::spawn(attempt).join().ok().flatten().unwrap_or(false)
+    let panicked = |_| fail(operation, subject, KernelErrorKind::Other, "the thread panicked");
+    thread::spawn(attempt).join().map_err(panicked)?
 }

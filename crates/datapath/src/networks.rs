@@ -122,6 +122,7 @@ pub(crate) struct Found {
     ifindex: Option<IfIndex>,
     by_gateway: bool,
     gateway: Option<IpAddr>,
+    pub(crate) source: Option<IpAddr>,
 }
 
 impl Found {
@@ -135,11 +136,13 @@ impl Found {
             ifindex: None,
             by_gateway: false,
             gateway: None,
+            source: None,
         };
         for attribute in &m.attributes {
             match attribute {
                 RouteAttribute::Table(table) => found.table = *table,
                 RouteAttribute::Oif(index) => found.ifindex = Some(IfIndex(*index)),
+                RouteAttribute::PrefSource(a) => found.source = route::ip(a),
                 RouteAttribute::Gateway(a) => (found.by_gateway, found.gateway) = (true, route::ip(a)),
                 RouteAttribute::Via(_) | RouteAttribute::MultiPath(_) => found.by_gateway = true,
                 _ => {}

@@ -2,7 +2,7 @@
 
 use ipnet::IpNet;
 use wharf_core::{
-    endpoint::EndpointRecord,
+    endpoint::{EndpointRecord, IpOwner},
     finding::{EndpointProblem, RouteSeen, Side},
     ids::{IfIndex, MacAddr},
     kernel::{KernelErrorKind, Result},
@@ -112,7 +112,13 @@ fn observe_host(
         let (to, expected) = (IpNet::from(address), record.host_ifindex);
         // Reading the whole table costs more.
         let look_up = networks::look_up(host, address)?;
-        if look_up.as_ref().is_some_and(|found| found.is_ours_to(to, expected)) {
+        if let Some(found) = look_up.as_ref().filter(|found| found.is_ours_to(to, expected)) {
+            // Routes of another IPAM's endpoints have the router's current address.
+            let source = record.gateway_of(address).filter(|_| record.ip_owner != IpOwner::External);
+            if let Some(wanted) = source.filter(|wanted| found.source != Some(*wanted)) {
+                let found = Some(RouteSeen::OtherSource { expected: wanted, found: found.source });
+                problems.push(EndpointProblem::NodeRoute { to, expected: record.host_ifname.to_string(), found });
+            }
             continue;
         }
         if route::of_link(host, expected, Some(ROUTE_PROTOCOL))?.iter().any(|r| r.destination == to) {

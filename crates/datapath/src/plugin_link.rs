@@ -33,14 +33,14 @@ pub(crate) fn find(thread: &NetnsThread, netns: &NetnsRef, ifname: &IfName) -> R
     };
     let unsuited = |cause: &str| fail(FIND, subject(), KernelErrorKind::Unsupported, cause);
     let node = File::open("/proc/thread-self/ns/net").map_err(|e| wrap(FIND, subject(), &e))?;
-    if !own.pair || own.peer_netns.is_none() || own.peer_netns != nsid(&mut inside, node.as_raw_fd())? {
+    if !own.veth || own.peer_netns.is_none() || own.peer_netns != nsid(&mut inside, node.as_raw_fd())? {
         return Err(unsuited(
             "it is no veth whose other end is in the node's network namespace; only behind a plugin that makes such a link (ptp, bridge) \
              can programs be attached",
         ));
     }
     let mut host = Connection::open()?;
-    let other = link::look_up_index(&mut host, own.peer)?.filter(|other| other.pair && other.peer == own.ifindex);
+    let other = link::look_up_index(&mut host, own.peer)?.filter(|other| other.veth && other.peer == own.ifindex);
     let Some(other) = other else { return Err(unsuited("its other end is not to be found on the node")) };
     if parse_host_ifname(&other.name).is_some() || other.alias.as_deref().and_then(Mark::parse).is_some() {
         let cause = format!("its other end {} is Wharf's own; name wharf-cni once in the list of plugins", other.name);
@@ -68,7 +68,7 @@ pub(crate) fn taken() -> Result<Vec<LinkRef>> {
         let RouteNetlinkMessage::NewLink(message) = message else { continue };
         let seen = link::read(&message);
         let is_ours = parse_host_ifname(&seen.name).is_some() || seen.alias.as_deref().and_then(Mark::parse).is_some();
-        if !seen.pair || is_ours {
+        if !seen.veth || is_ours {
             continue;
         }
         let Some((id, epoch)) = clsact::owner_on(&mut host, seen.ifindex)? else { continue };

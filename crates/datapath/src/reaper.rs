@@ -1,6 +1,6 @@
 //! The deletion of links.
 //!
-//! Under RTNL the kernel removes both sides of a veth pair from its lookup tables and reports `RTM_DELLINK`, in well
+//! Under RTNL the kernel removes both sides of a pair from its lookup tables and reports `RTM_DELLINK`, in well
 //! below a millisecond. Then the caller's `sendmsg` waits until every CPU has released the devices: 12 to 20 ms, once
 //! for a group of links. So requests that arrive during a batch form the next batch. One thread selects links and
 //! listens for the report; a thread per batch sends the request and waits.

@@ -42,7 +42,7 @@ pub(crate) struct End {
 impl End {
     /// With the mark, else the veth with the name (older versions set no mark).
     pub(crate) fn link(&self) -> Option<&LinkSeen> {
-        self.marked.as_ref().or(self.named.as_ref().filter(|l| l.pair))
+        self.marked.as_ref().or(self.named.as_ref().filter(|l| l.veth))
     }
 
     pub(crate) fn is_taken(&self) -> bool {
@@ -64,7 +64,7 @@ impl Pair {
         let mut ends = ENDS.map(|(name, mark)| End { name, mark, named: None, marked: None });
         for end in &mut ends {
             end.named = link::look_up(connection, end.name)?;
-            end.marked = end.named.clone().filter(|l| l.pair && l.alias.as_deref() == Some(end.mark));
+            end.marked = end.named.clone().filter(|l| l.veth && l.alias.as_deref() == Some(end.mark));
         }
         if ends.iter().all(|end| end.marked.is_some()) {
             return Ok(Self(ends));
@@ -72,7 +72,7 @@ impl Pair {
         for message in link::pairs(connection)? {
             let RouteNetlinkMessage::NewLink(m) = message else { continue };
             let seen = link::read(&m);
-            let is_it = |end: &&mut End| seen.pair && end.marked.is_none() && seen.alias.as_deref() == Some(end.mark);
+            let is_it = |end: &&mut End| seen.veth && end.marked.is_none() && seen.alias.as_deref() == Some(end.mark);
             if let Some(end) = ends.iter_mut().find(is_it) {
                 end.marked = Some(seen);
             }

@@ -1,4 +1,4 @@
-//! The owner's mark: the alias (`IFLA_IFALIAS`) on the host side of an endpoint's veth pair.
+//! The owner's mark: the alias (`IFLA_IFALIAS`) on the host side of an endpoint's link.
 //!
 //! `wharf:ID:EPOCH:NETWORK/CONTAINER/IFNAME`, numbers in decimal, set when the link is created. The path of a network
 //! namespace may later name another namespace; the mark still names the owner.

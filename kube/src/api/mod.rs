@@ -35,7 +35,7 @@ const MAX_OBJECT: usize = 8 << 20;
 /// A server that has answered counts as failed when this many paths have a failure status. A single resource can fail
 /// alone, for example without its conversion webhook, and must not move the other resources to another server.
 const PATHS: usize = 3;
-/// A client of this age is replaced after one failure status: only this server may fail.
+/// A client of this age is replaced after one failure status: other servers may answer.
 const OLD: Duration = Duration::from_secs(300);
 
 /// Creates clients.

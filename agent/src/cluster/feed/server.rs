@@ -130,7 +130,7 @@ impl Place {
     }
 }
 
-/// Ends after [`PATIENCE`] without a stream, at the next look: pings of the connection cause one.
+/// Ends after [`PATIENCE`] without a stream, when it is read next: at the latest for a ping.
 struct Connection {
     stream: UnixStream,
     place: Place,

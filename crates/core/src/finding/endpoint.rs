@@ -28,6 +28,8 @@ pub enum RouteSeen {
     Ours(Option<String>),
     /// Another program's, over this interface.
     Foreign(Option<String>),
+    /// Wharf's, with another source for the node's own packets.
+    OtherSource { expected: IpAddr, found: Option<IpAddr> },
 }
 
 /// A look-up without the endpoint's route.

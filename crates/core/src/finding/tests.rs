@@ -61,6 +61,7 @@ fn all() -> Vec<EndpointProblem> {
         route(None),
         route(Some(RouteSeen::Ours(None))),
         route(Some(RouteSeen::Foreign(Some("up0".to_owned())))),
+        route(Some(RouteSeen::OtherSource { expected: "10.0.0.1".parse().unwrap(), found: None })),
         shadowed(None),
         shadowed(Some(Lookup {
             destination: "0.0.0.0/0".parse().unwrap(),

@@ -171,6 +171,9 @@ impl fmt::Display for EndpointProblem {
             }
             Self::NodeRoute { expected, found, .. } => match found {
                 None => write!(f, "expected on the node by interface {expected}, is not there"),
+                Some(RouteSeen::OtherSource { expected, found }) => {
+                    write!(f, "expected with the source {expected}, found {}", or_none(found.as_ref()))
+                }
                 Some(RouteSeen::Ours(is)) => write!(f, "expected by interface {expected}, {}", goes(is.as_deref())),
                 Some(RouteSeen::Foreign(is)) => write!(
                     f,

@@ -134,7 +134,7 @@ pub trait EndpointKernel: Send + Sync + 'static {
     /// Loads and pins programs, reusing the id's pinned maps. Pins move after all programs loaded.
     async fn ensure_programs(&self, spec: &ProgramSpec) -> Result<Programs>;
 
-    /// Creates the veth pair, both sides down.
+    /// Creates the link, both sides down.
     ///
     /// # Errors
     /// `Exists`: the container has an interface of that name.
@@ -180,7 +180,7 @@ pub trait EndpointKernel: Send + Sync + 'static {
     /// Returns the last counters.
     async fn remove_programs(&self, id: EndpointId) -> Result<Vec<CounterRow>>;
 
-    /// Removes the veth pair and its routes, by the container's side if the host side left the node. Returns when
+    /// Removes the link and its routes, by the container's side if the host side left the node. Returns when
     /// look-ups fail, long before the kernel's release. Another plugin's link stays, with the sink.
     async fn unlist_link(&self, link: &LinkRef) -> Result<LinkRelease>;
 
@@ -271,8 +271,8 @@ pub trait PolicyKernel: Send + Sync + 'static {
     /// Of the node's interfaces.
     async fn observe_addresses(&self) -> Result<Vec<IpAddr>>;
 
-    /// The row by which policy judges this address; `None` if the address is unknown.
-    async fn observe_peer(&self, ip: IpAddr) -> Result<Option<PeerRow>>;
+    /// The row by which policy judges each address; `None` if the address is unknown.
+    async fn observe_peer_rows(&self, ips: &[IpAddr]) -> Result<Vec<Option<PeerRow>>>;
 
     /// All policy rows.
     async fn observe_policy(&self) -> Result<PolicyRows>;

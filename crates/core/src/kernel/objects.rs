@@ -51,7 +51,7 @@ impl fmt::Display for AttachMode {
 pub enum DeviceMode {
     #[default]
     Veth,
-    /// Linux 6.7.
+    /// In L2 mode with MAC addresses: Linux 6.10.
     Netkit,
 }
 
@@ -299,7 +299,7 @@ pub struct Programs {
     pub map_ids: [u32; 3],
 }
 
-/// Desired veth pair.
+/// Desired link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkSpec {
     /// For messages.
@@ -493,7 +493,7 @@ pub struct EndpointTableRow {
 /// Wharf's objects, for restore and audit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelDump {
-    /// Host sides of veth pairs.
+    /// Host sides of links.
     pub links: Vec<LinkRow>,
     /// Routes with Wharf's protocol number.
     pub routes: Vec<RouteRow>,

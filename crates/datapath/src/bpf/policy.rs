@@ -101,14 +101,17 @@ impl Bpf {
         Ok(())
     }
 
-    pub(crate) fn observe_peer(&self, ip: IpAddr) -> Result<Option<PeerRow>> {
+    pub(crate) fn observe_peer_rows(&self, ips: &[IpAddr]) -> Result<Vec<Option<PeerRow>>> {
         let peers: LpmTrie<MapData, EndpointKey, PeerRow> = self.open_held(map::IPCACHE)?;
-        let key = peer_key(ip.into()).map_err(|cause| fail(OBSERVE, ip.to_string(), KernelErrorKind::Other, cause))?;
-        match peers.get(&key, 0) {
-            Ok(row) => Ok(Some(row)),
-            Err(e) if maps::is_missing(&e) => Ok(None),
-            Err(e) => Err(wrap(OBSERVE, format!("{} of {ip}", map::IPCACHE), &e)),
-        }
+        let row = |ip: &IpAddr| {
+            let wrong = |cause: &str| fail(OBSERVE, ip.to_string(), KernelErrorKind::Other, cause);
+            match peers.get(&peer_key((*ip).into()).map_err(wrong)?, 0) {
+                Ok(row) => Ok(Some(row)),
+                Err(e) if maps::is_missing(&e) => Ok(None),
+                Err(e) => Err(wrap(OBSERVE, format!("{} of {ip}", map::IPCACHE), &e)),
+            }
+        };
+        ips.iter().map(row).collect()
     }
 
     pub(crate) fn observe_policy(&self) -> Result<PolicyRows> {

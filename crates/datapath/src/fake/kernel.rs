@@ -394,10 +394,14 @@ impl PolicyKernel for FakeKernel {
         .await
     }
 
-    async fn observe_peer(&self, ip: IpAddr) -> Result<Option<PeerRow>> {
-        self.call(Operation::ObservePolicy, ip.to_string(), |s| {
-            let found = s.policy.rows.peers.iter().filter(|(net, _)| net.contains(&ip));
-            Ok(found.max_by_key(|(net, _)| net.prefix_len()).map(|(_, row)| *row))
+    async fn observe_peer_rows(&self, ips: &[IpAddr]) -> Result<Vec<Option<PeerRow>>> {
+        let ips = ips.to_vec();
+        self.call(Operation::ObservePolicy, "peers".to_owned(), move |s| {
+            let row = |ip: &IpAddr| {
+                let found = s.policy.rows.peers.iter().filter(|(net, _)| net.contains(ip));
+                found.max_by_key(|(net, _)| net.prefix_len()).map(|(_, row)| *row)
+            };
+            Ok(ips.iter().map(row).collect())
         })
         .await
     }

@@ -15,7 +15,7 @@ use rtnetlink::{
 };
 use wharf_core::{
     ids::{Attachment, EndpointId, Epoch, IfIndex, MacAddr},
-    kernel::{DeviceMode, KernelErrorKind, Link, LinkSpec, Result},
+    kernel::{DeviceMode, KernelErrorKind, Link, LinkSpec, MIN_MTU, Result},
 };
 use wharf_crash as crash;
 use wharf_names::mark::Mark;
@@ -45,6 +45,7 @@ pub(crate) struct LinkSeen {
     pub(crate) alias: Option<String>,
     pub(crate) master: Option<IfIndex>,
     pub(crate) queue: Option<String>,
+    pub(crate) veth: bool,
     /// veth or netkit.
     pub(crate) pair: bool,
     pub(crate) point_to_point: bool,
@@ -67,6 +68,7 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
         alias: None,
         master: None,
         queue: None,
+        veth: false,
         pair: false,
         point_to_point: m.header.flags.contains(LinkFlags::Pointopoint),
     };
@@ -83,7 +85,9 @@ pub(crate) fn read(m: &LinkMessage) -> LinkSeen {
             LinkAttribute::CarrierUpCount(count) => seen.carrier_ups = *count,
             LinkAttribute::OperState(state) => seen.running = *state == State::Up,
             LinkAttribute::LinkInfo(infos) => {
-                seen.pair = infos.iter().any(|i| matches!(i, LinkInfo::Kind(InfoKind::Veth | InfoKind::Netkit)));
+                let is = |kind| infos.contains(&LinkInfo::Kind(kind));
+                seen.veth = is(InfoKind::Veth);
+                seen.pair = seen.veth || is(InfoKind::Netkit);
             }
             _ => {}
         }
@@ -137,11 +141,14 @@ pub(crate) fn look_up_index(connection: &mut Connection, ifindex: IfIndex) -> Re
 /// Links of the kinds that endpoints have.
 pub(crate) fn pairs(connection: &mut Connection) -> Result<Vec<RouteNetlinkMessage>> {
     // Asked for an unknown kind, the kernel returns every link.
-    let kinds: &[_] = if netns::has_netkit() { &[InfoKind::Veth, InfoKind::Netkit] } else { &[InfoKind::Veth] };
+    let questions = match netns::has_netkit() {
+        Ok(true) => vec![get_all(InfoKind::Veth), get_all(InfoKind::Netkit)],
+        Ok(false) => vec![get_all(InfoKind::Veth)],
+        Err(_) => vec![get_every()],
+    };
     let mut pairs = Vec::new();
-    for kind in kinds {
-        let links = connection.dump(&get_all(kind.clone()))?;
-        pairs.extend(links.map_err(|refusal| refusal.into_error("list links", kind.to_string()))?);
+    for question in questions {
+        pairs.extend(connection.dump(&question)?.map_err(|refusal| refusal.into_error("list links", "pairs"))?);
     }
     Ok(pairs)
 }
@@ -150,6 +157,12 @@ pub(crate) fn get_all(kind: InfoKind) -> RouteNetlinkMessage {
     let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind)
         .append_extra_attribute(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]))
         .build();
+    RouteNetlinkMessage::GetLink(message)
+}
+
+fn get_every() -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.attributes.push(LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats]));
     RouteNetlinkMessage::GetLink(message)
 }
 
@@ -213,6 +226,32 @@ fn describe(spec: &LinkSpec) -> String {
     format!("{} (endpoint {}, epoch {})", spec.host_ifname, spec.id, spec.epoch)
 }
 
+/// The peer comes with its own name, address and MTU.
+fn create(device: DeviceMode, name: &str, mac: MacAddr, mtu: u32, peer: LinkMessage) -> Request {
+    let (kind, data) = match device {
+        DeviceMode::Veth => (InfoKind::Veth, InfoData::Veth(InfoVeth::Peer(peer))),
+        DeviceMode::Netkit => {
+            (InfoKind::Netkit, InfoData::Netkit(vec![InfoNetkit::Mode(NetkitMode::L2), InfoNetkit::Peer(peer)]))
+        }
+    };
+    let message = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind)
+        .name(name)
+        .address(mac.0.to_vec())
+        .mtu(mtu)
+        // The programs answer the container's ARP and replace the node's link-layer address.
+        .arp(false)
+        .set_info_data(data)
+        .build();
+    Request::new(RouteNetlinkMessage::NewLink(message), NLM_F_CREATE | NLM_F_EXCL)
+}
+
+/// A pair as endpoints have it, for a namespace without links.
+pub(crate) fn netkit_probe() -> Request {
+    let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
+    let peer = LinkUnspec::new_with_name("probe1").address(mac(1).0.to_vec()).mtu(MIN_MTU).build();
+    create(DeviceMode::Netkit, "probe0", mac(0), MIN_MTU, peer)
+}
+
 fn create_batch(spec: &LinkSpec, device: DeviceMode, netns: &impl AsFd) -> Vec<Request> {
     let peer = LinkUnspec::new_with_name(spec.ifname.as_str())
         .address(spec.container_mac.0.to_vec())
@@ -220,29 +259,11 @@ fn create_batch(spec: &LinkSpec, device: DeviceMode, netns: &impl AsFd) -> Vec<R
         .setns_by_fd(netns.as_fd().as_raw_fd())
         .build();
     let host = spec.host_ifname.as_str();
-    let (kind, data) = match device {
-        DeviceMode::Veth => (InfoKind::Veth, InfoData::Veth(InfoVeth::Peer(peer))),
-        DeviceMode::Netkit => {
-            (InfoKind::Netkit, InfoData::Netkit(vec![InfoNetkit::Mode(NetkitMode::L2), InfoNetkit::Peer(peer)]))
-        }
-    };
-    let create = LinkMessageBuilder::<LinkUnspec>::new_with_info_kind(kind)
-        .name(host)
-        .address(spec.host_mac.0.to_vec())
-        .mtu(spec.mtu)
-        // The programs answer the container's ARP and replace the node's link-layer address.
-        .arp(false)
-        .set_info_data(data)
-        .build();
     let name_owner = LinkUnspec::new_with_name(host)
         .append_extra_attribute(alias_attribute(mark(spec.id, spec.epoch, &spec.attachment)))
         .append_extra_attribute(no_generated_addresses())
         .build();
-    vec![
-        Request::new(RouteNetlinkMessage::NewLink(create), NLM_F_CREATE | NLM_F_EXCL),
-        set(name_owner),
-        get_by_name(host),
-    ]
+    vec![create(device, host, spec.host_mac, spec.mtu, peer), set(name_owner), get_by_name(host)]
 }
 
 pub(crate) fn ensure_link(thread: &NetnsThread, spec: &LinkSpec, device: DeviceMode) -> Result<Link> {

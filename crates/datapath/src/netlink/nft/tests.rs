@@ -28,6 +28,7 @@ fn nat() -> Nat {
         source4: Some(Ipv4Addr::new(192, 0, 2, 1)),
         source6: None,
         services: true,
+        former: Vec::new(),
         overlay: Some(OverlayPort { port: 4789, nodes: [CONTAINER4, CONTAINER6].into() }),
     };
     let some = [Some(Ipv4Addr::new(192, 0, 2, 1).into()), Some(Ipv6Addr::LOCALHOST.into())];
