@@ -25,7 +25,7 @@ use super::{
     wires::Wire,
 };
 use crate::{
-    Node, NodeConfig,
+    Node, NodeConfig, Sandbox,
     feed::{self, Producer},
     process::ip,
     scratch,
@@ -253,17 +253,23 @@ fn adds(scene: &Scene, agent: &NodeConfig, rounds: usize) -> Result<Part> {
     const WITHOUT: &str = "no feed";
     let mut plain = Node::start(agent.clone())?;
     super::policy::import(&plain, policy())?;
-    let mut times = [Vec::new(), Vec::new()];
-    for round in 0..rounds + 1 {
-        for (node, times) in [&plain, scene.node()?].into_iter().zip(&mut times) {
-            let sandbox = node.sandbox("added")?;
-            settle(node)?;
+    let nodes = [&plain, scene.node()?];
+    // The end of a namespace would take time from the next ADD.
+    let sandboxes = nodes.map(|node| (0..rounds + 1).map(|n| node.sandbox(&format!("added-{n}"))).collect());
+    let [of_plain, of_scene]: [Result<Vec<Sandbox>>; 2] = sandboxes;
+    let (of_plain, of_scene) = (of_plain?, of_scene?);
+    let (mut times, mut ends) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+    for (round, pair) in of_plain.iter().zip(&of_scene).enumerate() {
+        for (place, sandbox) in <[&Sandbox; 2]>::from(pair).into_iter().enumerate() {
+            settle(nodes[place])?;
             let start = Instant::now();
-            let attached = node.attach(&sandbox)?;
+            ends[place].push(nodes[place].attach(sandbox)?);
             // The first makes what is made once.
-            times.extend((round > 0).then(|| ms(start.elapsed())));
-            node.detach(&attached)?;
+            times[place].extend((round > 0).then(|| ms(start.elapsed())));
         }
+    }
+    for (node, ends) in nodes.into_iter().zip(ends) {
+        ends.iter().try_for_each(|end| node.detach(end))?;
     }
     plain.stop_agent()?;
     let [without, with] = times;
