@@ -67,11 +67,11 @@ pub fn with_fitting_pools(
         }
         let Err(unfit) = fits(snapshot, dump, &ipam) else {
             if let Some(masquerade) = &mut config.masquerade {
-                // Containers of former pools reach other networks like others, and nobody sends in their name.
+                // Packets of these containers are masqueraded, and packets from outside with their addresses dropped.
                 let pools = ipam.cidrs();
                 let own = snapshot.endpoints.iter().filter(|r| r.ip_owner != IpOwner::External);
                 let outside = |ip: &IpAddr| !pools.iter().any(|pool| pool.contains(ip));
-                let lives = |r: &&EndpointRecord| dump.links.iter().any(|l| l.name == r.host_ifname.as_str());
+                let lives = |r: &&EndpointRecord| dump.links.iter().any(|l| l.ifindex == r.host_ifindex);
                 let moved = own.filter(|r| r.addresses().any(|ip| outside(&ip))).filter(lives);
                 masquerade.former = moved.flat_map(EndpointRecord::addresses).filter(outside).collect();
             }

@@ -117,7 +117,7 @@ fn several_networks(joined: &mut Nodes) -> Result<()> {
             ensure!(told.contains(&format!("of node {}: {way}", NAMES[n])), "{told}");
         }
     }
-    // Each network is a peer of its own.
+    // The policy admits one network of each node.
     admit(a, "one", &[second(1, false), second(1, true), pool(FAR, false), pool(FAR, true)])?;
     let clients = [(&first[1], false), (&others[1], true), (&first[FAR], true), (&others[FAR], false)];
     must_connect(&clients, &first[0], &first[0].end.both()?)?;

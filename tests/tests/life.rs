@@ -60,7 +60,7 @@ fn containers_reach_each_other_over_netkit_or_the_agent_refuses_the_kernel() -> 
     node.start_agent()?;
     let (a, b) = (node.sandbox("a")?, node.sandbox("b")?);
     let ea = node.attach(&a)?;
-    // Links stay what they are.
+    // Existing links keep their kind after the mode changes.
     node.kill_agent()?;
     node.set_flag("--device-mode=netkit", false);
     node.set_flag("--device-mode=veth", true);

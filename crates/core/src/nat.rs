@@ -104,7 +104,7 @@ pub struct Masquerade {
     /// Packets without a policy decision reach no other network.
     #[serde(default)]
     pub services: bool,
-    /// Sources of no pool.
+    /// Addresses of containers in no pool: masqueraded sources, as those of the pools.
     #[serde(skip)]
     pub former: Vec<IpAddr>,
     /// `None` without an overlay.

@@ -41,8 +41,8 @@ pub struct Wanted {
 
 impl Wanted {
     /// `unsettled`: time since the agent was last settled ([`AgentState::is_settled`]); `without_routes`: time without
-    /// routes since then. Missing routes keep pods away only for [`GRACE`], and only from a node that was not ready: one
-    /// unreachable node must not close all others.
+    /// routes since then. Missing routes keep pods away only for [`GRACE`], and only from a node that was not ready:
+    /// one unreachable node must not close all others.
     #[must_use]
     pub fn new(state: &AgentState, unsettled: Duration, without_routes: Duration) -> Self {
         let annotations = annotations(state);

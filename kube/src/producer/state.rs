@@ -35,8 +35,8 @@ impl AgentState {
         self.report.is_some() && (self.is_in_force || self.condition(ROWS_COMPLETE).is_ok())
     }
 
-    /// Whether something differs for this node's object or its Events. Counts in the texts of problems do not matter: with
-    /// them, each report would be a request to the API of every node.
+    /// Whether something differs for this node's object or its Events. Counts in the texts of problems do not matter:
+    /// with them, each report would be a request to the API of every node.
     #[must_use]
     pub(super) fn differs(&self, other: &Self) -> bool {
         let fields = |report: &v1::Report| {

@@ -264,7 +264,7 @@ fn adds(scene: &Scene, agent: &NodeConfig, rounds: usize) -> Result<Part> {
             settle(nodes[place])?;
             let start = Instant::now();
             ends[place].push(nodes[place].attach(sandbox)?);
-            // The first makes what is made once.
+            // The first ADD of an agent is slower.
             times[place].extend((round > 0).then(|| ms(start.elapsed())));
         }
     }
